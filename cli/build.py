@@ -10,7 +10,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import FORCE, SHARE_WEIGHTS, STORE, build_options
+from gradgraph.cli.options import FORCE, STORE, build_options, run_option
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.cli.sections import placed
 from gradgraph.errors import BuildError
@@ -24,7 +24,7 @@ from gradgraph.runs.spelled_build import SpelledBuild
     "output", "-o", "--out", type=PATH, key="step", default="step", show_default=True, help="The step folder to write."
 )
 @STORE
-@SHARE_WEIGHTS
+@run_option("share_weights")
 @FORCE
 @output.json_option
 def command(model: Path, out: Path, share_weights: bool, force: bool, store: str, as_json: bool, **typed: Any) -> None:

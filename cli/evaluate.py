@@ -10,13 +10,12 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.data import reading_options
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option
+from gradgraph.cli.drift_table import DRIFT, drift_of
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option, reading_options
 from gradgraph.cli.run_weights import checkpoint_to_use
-from gradgraph.cli.table_options import DRIFT, drift_of
 from gradgraph.errors import DataError, shown
 from gradgraph.files.stdin import from_stdin
-from gradgraph.runs.reading import Reading
+from gradgraph.runs.run_data import Reading
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer

@@ -15,7 +15,7 @@ from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, S
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.files.files_written import written
 from gradgraph.files.path_kinds import step_of
-from gradgraph.runs.reading import carry_tokenizer
+from gradgraph.runs.run_data import carry_tokenizer
 from gradgraph.step.output_paths import check_output
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
 def _samples(export: _Export, model: ir.Model) -> Any:
     """Return the samples of ``--calibration``, read with the preprocessing of the model; None without the option."""
     from gradgraph.data.record.data_names import DataNames
-    from gradgraph.runs.reading import Reading
+    from gradgraph.runs.run_data import Reading
 
     if export.calibration is None:
         return None
@@ -203,7 +203,7 @@ def _samples(export: _Export, model: ir.Model) -> Any:
 def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperature:
     """Fit a temperature on the data of ``--calibrate``, and divide the logits in ``model`` by it, in place."""
     from gradgraph.export.temperature import put_temperature, temperature_of
-    from gradgraph.runs.reading import Reading
+    from gradgraph.runs.run_data import Reading
 
     assert export.calibrate is not None
     held_out = Reading(model=export.step).data(export.calibrate, trainer.names)

@@ -15,8 +15,8 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.field_options import options_of
-from gradgraph.cli.interruption import how_to_resume
 from gradgraph.errors import shown
+from gradgraph.runs.interruption import how_to_resume
 
 
 def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -94,7 +94,12 @@ def command(
         raise click.UsageError("no output folder is given; add -o FOLDER, or --show 3 to look at the data")
     if sample_file is not None:
         options["sample"] = (*options["sample"], *prompts_in(sample_file))
-    with output.printed_log("gradgraph.chat"), how_to_resume(out / TRAINING / CHECKPOINT, None, force=False):
+    checkpoint, words = out / TRAINING / CHECKPOINT, output.talk.arguments
+    with (
+        output.printed_log("gradgraph.chat"),
+        output.printed_log("gradgraph.runs"),
+        how_to_resume(checkpoint, None, words, force=False),
+    ):
         found = finetune(
             folder, data, out, recipe=Recipe().changed(options), validation=validation, columns=columns,
             template=template, resume=resume, progress=False if output.talk.quiet or as_json else None,

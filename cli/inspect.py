@@ -97,7 +97,7 @@ def _write_page(file: Path, page: Path, batch_size: int | None, size: dict[str, 
     else:
         step, profiles = Step.load(file), None
         if data is not None:
-            from gradgraph.runs.reading import Reading
+            from gradgraph.runs.run_data import Reading
             from gradgraph.runtime.trainer import Trainer
 
             trainer = Trainer(step)

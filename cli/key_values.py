@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gradgraph.errors import shown
 from gradgraph.files.untrusted.documents import json_of
@@ -66,6 +68,26 @@ def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
         if not every or not equals or not name:
             raise click.BadParameter(f"'{shown(text)}' should be {parameter.metavar}, such as batch=32", ctx, parameter)
         found[name] = tuple(every) if len(every) > 1 else every[0]
+    return found
+
+
+def columns(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Parse column names separated by commas (``a,b``); a name that contains a comma is quoted, as in a .csv."""
+    if len(given) != 1 or ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
+        return tuple(given)  # a recipe has a list of names
+    from gradgraph.files.untrusted.documents import csv_head
+
+    return tuple(name for name in csv_head(given[0].encode())[0] if name)
+
+
+def kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """Parse values such as ``zip=category``, or with a JSON object as the kind, into a dict of kinds by column."""
+    found = {}
+    for text in given:
+        parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)
+        if parts is None:
+            raise click.BadParameter(f"'{shown(text)}' should be NAME=KIND, such as zip=category", ctx, parameter)
+        found[parts[1]] = value_of(parts[2])
     return found
 
 

@@ -1,16 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, and those that are declared by fields of ``BuildOptions`` and ``Run``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from gradgraph.cli.choices import PATH, Briefly, Suggested
-from gradgraph.cli.key_values import arguments, groups, sizes
+from gradgraph.building.option import TABLES, Shell, default_of
+from gradgraph.cli.choices import BATCH_SIZE, PATH, Briefly, Suggested
+from gradgraph.cli.key_values import arguments, columns, groups, kinds, sizes
 from gradgraph.cli.sections import placed
+from gradgraph.runs.run_options import OPTIONS, Run
 from gradgraph.runs.spelled_build import SPELLINGS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,41 +22,83 @@ _TAKES: dict[str, dict[str, Any]] = {
     "text": {},
     "flag": {"is_flag": True},
     "number": {"type": float},
+    "share": {"type": click.FloatRange(min=0)},
+    "seconds": {"type": click.FloatRange(min=0, min_open=True)},
     "whole": {"type": int},
     "count": {"type": click.IntRange(min=1)},
+    "path": {"type": PATH},
+    "batch size": {"type": BATCH_SIZE},
     "list": {"multiple": True},
+    "paths": {"multiple": True, "type": PATH},
+    "columns": {"multiple": True, "callback": columns},
     "arguments": {"multiple": True, "metavar": "KEY=VALUE", "callback": arguments},
+    "kinds": {"multiple": True, "callback": kinds},
     "groups": {"multiple": True, "metavar": "GLOB:KEY=VALUE,…", "callback": groups},
     "sizes": {"multiple": True, "metavar": "NAME=NUMBER", "callback": sizes},
 }
+_DEFAULTS = {f.name: default_of(f) for f in fields(Run)}
 
 
-def build_option(name: str, help: str = "") -> Callable[[F], F]:
-    """Return a decorator that adds the option ``name`` of ``gradgraph.build``; ``help`` replaces its help text."""
-    shell = SPELLINGS[name]
-    settings = {**_TAKES[shell.takes], "help": help or shell.help}
+def declared(shell: Shell, help: str = "", default: Any = None) -> Callable[[F], F]:
+    """Return a decorator that adds an option to a command.
+
+    Args:
+        shell: the option.
+        help: replaces its help text.
+        default: the default if the help shows none.
+    """
+    settings = {**_TAKES[shell.takes], "help": help or shell.help, "required": shell.required}
     if shell.metavar is not None:
         settings["metavar"] = shell.metavar
     if shell.span is not None:
         settings["type"] = click.IntRange(*shell.span)
     if shell.names:
         settings["type"] = Briefly(*shell.names) if shell.strict else Suggested(*shell.names)
+    if shell.choices:
+        settings["type"] = click.Choice(shell.choices)
     if shell.default is not None:
         settings |= {"default": shell.default, "show_default": True}
-    table = shell.of if shell.takes in ("arguments", "groups", "sizes") else None
-    return placed(shell.section, f"--{name.replace('_', '-')}", key=shell.key, of=table, **settings)
+    elif not shell.required and "multiple" not in settings:
+        settings["default"] = False if shell.name.startswith("no_") else default
+    flags = shell.flags.split() or [f"--{shell.name.replace('_', '-')}"]
+    table = shell.of if shell.takes in TABLES else None
+    return placed(shell.section, *flags, shell.name, key=shell.key, of=table, **settings)
 
 
-def build_options(*left_out: str) -> Callable[[F], F]:
-    """Return a decorator that adds all options of ``gradgraph.build`` in order, except the names in ``left_out``."""
+def _all(decorators: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
+    """Return a decorator that applies ``decorators``, so that their options are listed in this order."""
+    every = [*decorators]
 
     def decorate(command: F) -> F:
-        for name in reversed([name for name in SPELLINGS if name not in left_out]):
-            command = build_option(name)(command)
+        for decorator in reversed(every):
+            command = decorator(command)
         return command
 
     return decorate
 
+
+def build_option(name: str, help: str = "") -> Callable[[F], F]:
+    """Return a decorator that adds the option ``name`` of ``gradgraph.build``; ``help`` replaces its help text."""
+    shell = SPELLINGS[name]
+    return declared(shell, help, False if shell.takes == "flag" else None)
+
+
+def build_options(*left_out: str) -> Callable[[F], F]:
+    """Return a decorator that adds all options of ``gradgraph.build`` in order, except the names in ``left_out``."""
+    return _all(build_option(name) for name in SPELLINGS if name not in left_out)
+
+
+def run_option(name: str, help: str = "") -> Callable[[F], F]:
+    """Return a decorator that adds the option ``name`` of a ``Run``; ``help`` replaces its help text."""
+    return declared(OPTIONS[name], help, _DEFAULTS[OPTIONS[name].field])
+
+
+def run_options(*names: str) -> Callable[[F], F]:
+    """Return a decorator that adds these options of a ``Run`` in order, by default all."""
+    return _all(run_option(name) for name in names or OPTIONS)
+
+
+reading_options = run_options("image", "tokenizer", "text", "sound")
 
 STORE = placed("output", "--store", type=click.Choice(["float32", "float16"]), default="float32", show_default=True,
                help="Storage type of the weights. float16 halves the file; the weights are float32 again once the "
@@ -73,8 +118,7 @@ NOT_AVERAGED = click.option(
 
 def device_option(what: str) -> Callable[[F], F]:
     """Return a decorator that adds the option ``--device``, whose help is "Where to ``what``."."""
-    kinds = click.Choice(["auto", "cpu", "cuda"])
-    return placed("training", "--device", type=kinds, default="auto", show_default=True, help=f"Where to {what}.")
+    return run_option("device", f"Where to {what}.")
 
 
 def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
@@ -88,13 +132,10 @@ def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path,
 CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
                           help="Custom operator library for onnxruntime. Its code runs with your permissions; "
                                "repeatable.")  # fmt: skip
-SHARE_WEIGHTS = placed("output", "--share-weights", is_flag=True,
-                       help="Refer to the model's external data by relative path and digest instead of copying large "
-                            "weights.")  # fmt: skip
-FORCE = placed("output", "--force", is_flag=True, help="Overwrite the output of an earlier run.")
+FORCE = run_option("force")
 
 
-def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """Return the flags of the parameters in ``names`` that the command line or a recipe sets."""
+def typed_by_user(ctx: click.Context, names: Iterable[str]) -> list[str]:
+    """Return those parameters in ``names`` that the command line or a recipe sets."""
     default = click.core.ParameterSource.DEFAULT
-    return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
+    return [name for name in names if ctx.get_parameter_source(name) not in (default, None)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +12,7 @@ from gradgraph.cli import output
 from gradgraph.errors import ParallelError
 
 if TYPE_CHECKING:
-    from gradgraph.parallel.data_parallel import DataParallel
-
-_TRIALS = {"dry_run": "--dry-run", "find_lr": "--find-lr", "overfit": "--overfit", "profile": "--profile"}
+    from gradgraph.runs.run_options import Run
 
 
 def join(arguments: Sequence[str]) -> None:
@@ -48,29 +46,19 @@ def end(code: int) -> int:
     return code
 
 
-def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.Context) -> bool:
+def starts(run: Run, ctx: click.Context) -> bool:
     """Whether this process must launch the ranks of a run: several ranks are requested, and it is not one of them.
 
     Raises:
         click.UsageError: if an option does not support several ranks.
     """
     from gradgraph.parallel.mpi import started_ranks
+    from gradgraph.runs.run_options import TRIALS
 
-    if max(ranks or 1, started_ranks()) == 1:
+    if max(run.ranks or 1, started_ranks()) == 1:
         return False
-    if trial := next((option for name, option in _TRIALS.items() if given[name]), None):
-        raise click.UsageError(f"{trial} runs in one process; omit --ranks", ctx)
-    if "-" in (str(given["data"]), str(model)):
+    if trial := next((trial for trial in TRIALS if getattr(run, trial)), None):
+        raise click.UsageError(f"--{trial.replace('_', '-')} runs in one process; omit --ranks", ctx)
+    if "-" in (str(run.data), str(run.model)):
         raise click.UsageError("stdin can be read by one process only; give several ranks a file", ctx)
     return started_ranks() == 1
-
-
-def parallel(timeout: float, **ways: Any) -> DataParallel | None:
-    """Return ``DataParallel(timeout, **ways)`` for this rank; None if the run has a single process."""
-    from gradgraph.parallel.mpi import started_ranks
-
-    if started_ranks() == 1:
-        return None
-    from gradgraph.parallel.data_parallel import DataParallel
-
-    return DataParallel(timeout=timeout, **ways)

@@ -20,19 +20,15 @@ from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
-from gradgraph.errors import BuildError, shown, suggestion
+from gradgraph.errors import shown, suggestion
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
 from gradgraph.files.untrusted.documents import toml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runs import toml
-from gradgraph.runs.spelled_build import BUILDING
+from gradgraph.runs.run_recipes import STDIN, Tables, moved, placed, shown_value, tables_of, written
 
 COMMANDS = ("build", "train")
-STDIN = "-"
 LARGEST = 1 << 20  # bytes
 FROM_RECIPE = click.core.ParameterSource.DEFAULT_MAP
-
-Tables = dict[str, dict[str, Any]]
 
 
 class RecipeCommand(Command):
@@ -73,7 +69,7 @@ class RecipeCommand(Command):
             error.ctx = ctx
             raise
         # a resumed run uses the current path of its folder, and does not overwrite files even if its recipe has force
-        ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run, "force": False})
+        ctx.default_map = recipe.defaults | ({} if run is None else {"run": run, "force": False})
         try:
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
@@ -97,7 +93,7 @@ class RecipeCommand(Command):
         if ctx.params["as_json"]:
             output.emit_json(tables)
         else:
-            output.emit(toml.written(tables))
+            output.emit(written(tables))
         return None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -214,19 +210,15 @@ def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, wh
         return
     converted = _checked(parameter, value, where)
     if isinstance(parameter.type, click.Path) and isinstance(converted, list):
-        converted = [_placed(c, folder) for c in converted]
+        converted = [placed(c, folder) for c in converted]
     elif isinstance(parameter.type, click.Path):
-        converted = _placed(converted, folder)
+        converted = placed(converted, folder)
     elif name == "schedule":
-        converted = _moved(converted, folder)
+        converted = moved(converted, folder)
     if name == "model":
         given.model = Path(str(converted))
     else:
         given.defaults[name] = converted
-
-
-def _placed(path: str, folder: Path) -> str:
-    return path if path == STDIN else str(folder / path)
 
 
 def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
@@ -238,12 +230,12 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
             return True
         if isinstance(value, bool):
             return value is not _is_inverted(parameter)
-        raise click.UsageError(f"{where} should be true or false, not {toml.shown_value(value)}")
+        raise click.UsageError(f"{where} should be true or false, not {shown_value(value)}")
     if isinstance(parameter, click.Option) and parameter.multiple:
         values = [value] if isinstance(value, str) else value
         if isinstance(values, list) and all(isinstance(v, str) for v in values):
             return values
-        raise click.UsageError(f"{where} should be a text or a list of texts, not {toml.shown_value(value)}")
+        raise click.UsageError(f"{where} should be a text or a list of texts, not {shown_value(value)}")
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         click.types.IntParamType: ((int,), "a whole number"),
         click.types.FloatParamType: ((int, float), "a number"),
@@ -251,14 +243,14 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
     }
     wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a text"))
     if isinstance(value, bool) or not isinstance(value, wanted):
-        raise click.UsageError(f"{where} should be {words}, not {toml.shown_value(value)}")
+        raise click.UsageError(f"{where} should be {words}, not {shown_value(value)}")
     return value
 
 
 def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
     """Return a table of a recipe in the form that the click callback of the option ``name`` returns."""
     if not isinstance(value, dict):
-        raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
+        raise click.UsageError(f"{where} should be a table, not {shown_value(value)}")
     if name == "loss_option":  # [loss.options.boxes] applies to the loss of the output "boxes"
         parts = [(f"{k}.{n}", v) for k, own in value.items() if isinstance(own, dict) for n, v in own.items()]
         return dict(parts) | {k: v for k, v in value.items() if not isinstance(v, dict)}
@@ -267,14 +259,8 @@ def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any
             if not isinstance(group, dict):
                 raise click.UsageError(f'{where} should contain tables, such as [optimizer.groups."{shown(glob)}"]')
             if isinstance(group.get("lr"), str):
-                group["lr"] = _moved(group["lr"], folder)
+                group["lr"] = moved(group["lr"], folder)
     return value
-
-
-def _moved(schedule: str, folder: Path) -> str:
-    from gradgraph.optim.written import moved
-
-    return moved(schedule, folder)
 
 
 def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,37 +274,5 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 def resolved(ctx: click.Context) -> Tables:
     """Return the values of all options of a command, including defaults, as tables of a recipe; None for unset."""
-    model = ctx.params["model"]
-    left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
-    if ctx.params.get("start") is not None and not typed_by_user(ctx, ("loss",)):
-        left_out = ("loss",)  # the model's default loss
-    return {
-        section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}
-        for section, parameters in by_section(ctx.command, ctx).items()
-        if section and any(p.name not in left_out for p in parameters)
-    }
-
-
-def _as_data(parameter: click.Parameter, value: Any) -> Any:
-    name = parameter.name
-    if isinstance(value, Path):
-        return _placed(str(value), Path.cwd())
-    if isinstance(value, bool):
-        return (1 if value else None) if name == "accumulate" else value is not _is_inverted(parameter)
-    if name == "schedule":
-        return None if value is None else _moved(value, Path.cwd())
-    if name == "group":
-        return {glob: {k: _moved(v, Path.cwd()) if k == "lr" and isinstance(v, str) else v for k, v in own.items()}
-                for glob, own in value.items()}  # fmt: skip
-    if name == "loss_option":
-        nested: dict[str, Any] = {}
-        for key, argument in value.items():
-            of, _, last = key.rpartition(".")
-            (nested.setdefault(of, {}) if of else nested)[last] = argument
-        value = nested
-    if isinstance(value, dict) and (key := next((k for k, v in value.items() if v is None), None)):
-        raise BuildError(f"{shown(key)} is None, which TOML cannot express; omit it")
-    if isinstance(value, tuple):
-        values = [_as_data(parameter, v) for v in value]
-        return values[0] if name == "loss" and len(values) == 1 else values
-    return value
+    places = [(section, key_of(p), p.name or "") for p in ctx.command.params if (section := section_of(p))]
+    return tables_of(places, ctx.params, bool(typed_by_user(ctx, ("loss",))))

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from gradgraph.cli.choices import Named
+from gradgraph.runs.run_recipes import SECTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "output")
 
 
 class Option(Named):

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from gradgraph.parallel.data_parallel import DataParallel
     from gradgraph.passes.autocast import Precision
     from gradgraph.reduction.reduced import reduce
+    from gradgraph.runs.run_options import Run
+    from gradgraph.runs.training import train
     from gradgraph.runtime.data.image_tables import image_table
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
@@ -90,6 +92,7 @@ _HOMES = {
     "Padded": "runtime.data.padded",
     "Precision": "passes.autocast",
     "Recompute": "autodiff.recomputation",
+    "Run": "runs.run_options",
     "RuntimeOptions": "runtime.execution.session",
     "Step": "step.step",
     "StepOptions": "building.step_options",
@@ -114,6 +117,7 @@ _HOMES = {
     "quantize": "surgery.integer_model",
     "reduce": "reduction.reduced",
     "shards": "runtime.data.shards",
+    "train": "runs.training",
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
@@ -144,6 +148,7 @@ __all__ = [
     "Padded",
     "Precision",
     "Recompute",
+    "Run",
     "RuntimeOptions",
     "Step",
     "StepOptions",
@@ -182,6 +187,7 @@ __all__ = [
     "surgery",
     "tables",
     "text",
+    "train",
     "value_and_grad",
     "vision",
     "vjp",

@@ -161,6 +161,25 @@ def instance(kind: Any, words: str) -> Kind:
     return Kind(words, lambda value: isinstance(value, kind))
 
 
+def whole(least: int) -> Kind:
+    """Return the kind of whole numbers of at least ``least``."""
+    return Kind(f"a whole number of at least {least}", lambda value: WHOLE.fits(value) and value >= least)
+
+
+def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
+    """Return the kind of numbers from ``least`` to ``most``; ``above`` excludes ``least`` itself."""
+    end = "" if most == math.inf else f" and at most {most:g}"
+    return Kind(
+        f"a number {'above' if above else 'of at least'} {least:g}{end}",
+        lambda value: FINITE.fits(value) and (least < value if above else least <= value) and value <= most,
+    )
+
+
+def one_of(names: tuple[str, ...]) -> Kind:
+    """Return the kind of texts that are one of ``names``."""
+    return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+
+
 def found_at(place: str) -> Any:
     """Import the object at ``place``, such as ``losses:LOSSES``: a module of the package, and a name in it."""
     module, _, name = place.partition(":")

@@ -179,6 +179,7 @@ class Remedies(TypedDict):
 
 
 _QUOTED = re.compile(r"(?<!\w)'[^']*'")
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]*)")
 
 
 class GradgraphError(Exception):
@@ -203,6 +204,17 @@ class GradgraphError(Exception):
         super().__init__(_sentence(str(sentence), remedy))
         self.findings = tuple(findings)
         self._remedy, self._shell = remedy, shell
+        self._typed: GradgraphError | None = None
+
+    @classmethod
+    def of_options(cls: type[E], sentence: str, python: str = "") -> E:
+        """Return an error about options that ``sentence`` names as flags, such as ``--log-every``.
+
+        The sentence for Python is ``python``; by default it names them as arguments, such as ``log_every``.
+        """
+        error = cls(python or in_python(sentence))
+        error._typed = GradgraphError(sentence)
+        return error
 
     @property
     def problem(self) -> str:
@@ -222,17 +234,27 @@ class GradgraphError(Exception):
     @property
     def shell_remedy(self) -> str | None:
         """The remedy on the command line; None if the message contains none."""
+        if self._typed is not None:
+            return self._typed.remedy
         return self.remedy if self._shell is None else self._shell
 
     def in_shell(self) -> str:
         """Return the message on one line with the remedy for the command line."""
+        if self._typed is not None:
+            return self._typed.in_shell()
         return " ".join((str(self) if self._shell is None else _sentence(self.problem, self._shell)).split())
 
     def at(self: E, place: str) -> E:
         """Return the same error, prefixed with the place where it happened: ``batch 3: …``."""
         moved = copy.copy(self)
         moved.args = (_sentence(f"{place}: {self.problem}", self.remedy),)
+        moved._typed = None if self._typed is None else self._typed.at(place)
         return moved
+
+
+def in_python(text: str) -> str:
+    """Return ``text`` with the names of arguments in place of flags: ``log_every`` for ``--log-every``."""
+    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
 
 def _sentence(problem: str, remedy: str | None) -> str:

@@ -1,8 +1,8 @@
-"""Build options, each defined by a field of ``StepOptions`` and its metadata.
+"""Options, each defined once, by a field of a dataclass and its metadata.
 
 The metadata of a field are the accepted kind of value, its description in the Python documentation, and the
-corresponding options of the command line and of recipes. The decorator ``called_with`` gives a function these fields as
-arguments.
+corresponding options of the command line and of recipes. Options of builds are fields of ``BuildOptions``, those of
+runs fields of ``gradgraph.Run``. The decorator ``called_with`` gives a function these fields as arguments.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from gradgraph.arguments import Kind, bound, found_at
+from gradgraph.errors import in_python
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,8 +31,12 @@ R = TypeVar("R")
 C = TypeVar("C")
 O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
 
-Takes = Literal["text", "flag", "number", "whole", "count", "list", "arguments", "groups", "sizes"]
-Section = Literal["model", "data", "loss", "optimizer", "schedule", "training"]
+Takes = Literal[
+    "text", "flag", "number", "share", "seconds", "whole", "count", "path", "batch size",
+    "list", "paths", "columns", "arguments", "kinds", "groups", "sizes",
+]  # fmt: skip
+Section = Literal["model", "data", "loss", "optimizer", "schedule", "training", "output"]
+TABLES = ("arguments", "kinds", "groups", "sizes")  # kinds of arguments that are a table in a recipe
 _KEY = "gradgraph.option"
 _WIDTH = 120 - len("    ")  # characters in a line of a docstring
 
@@ -42,32 +47,51 @@ class Shell:
 
     Attributes:
         section: its section in the help, which is also its table in recipes.
-        help: its help text.
-        takes: the kind of its argument. A "count" is at least 1; "list" and the kinds after it may be repeated.
-        name: its parameter name, such as ``loss_option``; by default the name of the field.
+        help: its help text; by default the description of the field.
+        takes: the kind of its argument. A "count" is at least 1, a "share" at least 0, and "seconds" are above 0;
+            "list" and the kinds after it may be repeated.
+        name: its parameter name, such as ``loss_option``; by default the name of the field. A flag ``no_…`` is the
+            opposite of its field.
+        flags: its flags, such as ``-o --out``; by default ``--`` and its name.
         key: its key in a recipe's table, if different from ``name``.
         metavar: the placeholder for its argument in the help.
         names: the table of accepted names, such as ``losses:LOSSES``, then further names.
         strict: whether the command line rejects all other names.
-        default: the default that the help shows.
+        choices: all accepted texts, if they are few.
+        default: the default that the help shows; None if it shows none.
         span: the smallest and the largest number.
         of: the option to which these arguments belong, such as "loss" for ``--loss-option``. If a command line
             overrides that option of a recipe, the recipe's arguments are dropped.
+        required: whether the command line requires it.
+        field: the name of its field, which :func:`spellings` fills in.
         in_runs: whether the option also applies when a finished step is trained.
     """
 
     section: Section
-    help: str
+    help: str = ""
     takes: Takes = "text"
     name: str = ""
+    flags: str = ""
     key: str = ""
     metavar: str | None = None
     names: tuple[str, ...] = ()
     strict: bool = False
+    choices: tuple[str, ...] = ()
     default: Any = None
     span: tuple[int, int] | None = None
     of: str = ""
+    required: bool = False
     in_runs: bool = False
+    field: str = ""
+
+    @property
+    def unset(self) -> Any:
+        """The value of an option that is not given."""
+        if self.default is not None:
+            return self.default
+        if self.takes in TABLES:
+            return {}
+        return () if self.takes in ("list", "paths", "columns") else False if self.takes == "flag" else None
 
 
 @dataclass(frozen=True)
@@ -99,7 +123,33 @@ def option(
     return field(**given, metadata={_KEY: Option(help, kind, shell)})
 
 
-@dataclass_transform(field_specifiers=(option,), frozen_default=True)
+def spelled(
+    help: str,
+    kind: Kind | None,
+    section: Section,
+    takes: Takes = "text",
+    *,
+    default: Any = MISSING,
+    shows: bool = True,
+    in_shell: str = "",
+    **shell: Any,
+) -> Any:
+    """Return a field with one command-line option, which has the same default.
+
+    Args:
+        help: its description.
+        kind: the kind of its value in Python.
+        section, takes, shell: as for :class:`Shell`.
+        default: its default; a dict is copied.
+        shows: whether the help shows the default.
+        in_shell: its help text on the command line, if it differs.
+    """
+    shown = default if shows and isinstance(default, str | float | int) and takes != "flag" else None
+    given = {"default_factory": dict} if isinstance(default, dict) else {"default": default}
+    return option(help, kind, Shell(section, in_shell, takes, default=shown, **shell), **given)
+
+
+@dataclass_transform(field_specifiers=(option, spelled), frozen_default=True)
 def options(cls: type[C]) -> type[C]:
     """Turn a class whose fields are options into a frozen dataclass."""
     return dataclass(frozen=True)(cls)
@@ -108,6 +158,12 @@ def options(cls: type[C]) -> type[C]:
 def option_of(of: Field[Any]) -> Option | None:
     """Return the option of a field; None for other fields."""
     return of.metadata.get(_KEY)
+
+
+def documented(cls: type[C]) -> type[C]:
+    """Add the descriptions of the fields of an options class to its docstring, as the section "Args"."""
+    cls.__doc__ = _with_arguments(cls.__doc__ or "", fields(cls))  # type: ignore[arg-type]
+    return cls
 
 
 def default_of(of: Field[Any]) -> Any:
@@ -120,7 +176,16 @@ def default_of(of: Field[Any]) -> Any:
 def spellings(of: type[DataclassInstance]) -> dict[str, Shell]:
     """Return the command-line options of an options class, by parameter name."""
     known = [(f.name, option_of(f)) for f in fields(of)]
-    return {shell.name or name: shell for name, one in known if one is not None for shell in one.shell}
+    every = [replace(shell, field=name, name=shell.name or name, help=shell.help or one.help)
+             for name, one in known if one is not None for shell in one.shell]  # fmt: skip
+    return {shell.name: shell for shell in every}
+
+
+def check_options(given: DataclassInstance) -> None:
+    """Raise ArgumentError if the value of a field is not of the kind of its option."""
+    for f in fields(given):
+        if (one := option_of(f)) is not None:
+            one.check(f.name, getattr(given, f.name))
 
 
 def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
@@ -143,9 +208,7 @@ def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Call
             return function(made(*args, **kwargs))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
-        words = {f.name: one.help for f in every if (one := option_of(f)) is not None}
-        head, raises, tail = (function.__doc__ or "").partition("\n    Raises:")
-        call.__doc__ = f"{head.rstrip()}\n\n    Args:\n{_arguments(words)}\n{raises}{tail}"
+        call.__doc__ = _with_arguments(function.__doc__ or "", every)
         return call
 
     return decorate
@@ -156,10 +219,13 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
     return inspect.Parameter(of.name, kind, default=default_of(of), annotation=of.type)
 
 
-def _arguments(words: Mapping[str, str]) -> str:
-    """Return the "Args" section of a docstring from the description of each argument."""
-    return "\n".join(
+def _with_arguments(text: str, of: Sequence[Field[Any]]) -> str:
+    """Return a docstring with the section "Args", made from the descriptions of the options."""
+    words = {f.name: in_python(one.help.replace("; repeatable", "")) for f in of if (one := option_of(f)) is not None}
+    head, raises, tail = text.partition("\n    Raises:")
+    arguments = "\n".join(
         textwrap.fill(f"{name}: {said}", _WIDTH + 4, initial_indent=" " * 8, subsequent_indent=" " * 12,
                       break_long_words=False, break_on_hyphens=False)
         for name, said in words.items()
     )  # fmt: skip
+    return f"{head.rstrip()}\n\n    Args:\n{arguments}\n{raises}{tail}"

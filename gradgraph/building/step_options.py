@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, fields
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, Kind, instance
-from gradgraph.building.option import Shell, default_of, option, option_of, options
+from gradgraph.building.option import Shell, check_options, default_of, option, options
 from gradgraph.errors import BuildError
 
 if TYPE_CHECKING:
@@ -213,9 +213,7 @@ class StepOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if (one := option_of(f)) is not None:
-                one.check(f.name, getattr(self, f.name))
+        check_options(self)
         if not self.target_name:
             raise BuildError(
                 "the target input of the loss requires a name",

@@ -106,7 +106,7 @@ def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mappi
 def check_same_data(trainer: Trainer, step: Step) -> None:
     """Raise CheckpointError if ``trainer``, loaded from a checkpoint, and ``step`` have different preprocessing."""
     if trainer.names.preprocess != step.manifest.data.preprocess:
-        raise CheckpointError(
+        raise CheckpointError.of_options(
             "the checkpoint's model was made for other data; resume with the data of the first command, or resume from "
             "a run folder (gradgraph train FOLDER --resume)"
         )

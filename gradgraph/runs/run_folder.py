@@ -12,8 +12,8 @@ import datetime
 import hashlib
 import platform
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from gradgraph.errors import DataError, OutputError, escaped, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.path_kinds import BEST, LAST, RECIPE, STEP
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
-from gradgraph.runs import toml
+from gradgraph.runs.run_options import Run
+from gradgraph.runs.run_recipes import tables, written
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
@@ -32,10 +33,10 @@ PLOT = "plot.svg"
 MISTAKES = "mistakes.html"
 _TRAINED = "Trained by gradgraph"  # the beginning of a page, after its title
 FILES = {  # options that name a file: its name in the folder, and its description
-    "export_to": ("trained.onnx", "the trained model, for any runtime"),
+    "export": ("trained.onnx", "the trained model, for any runtime"),
     "checkpoint": (LAST, "weights, optimizer state and progress of the last epoch, to resume from"),
     "history": ("history.csv", "loss and metrics of each epoch"),
-    "logs": ("log.jsonl", "metrics every few steps, as JSON lines"),
+    "log": ("log.jsonl", "metrics every few steps, as JSON lines"),
     "out": (STEP, "the training step: its graphs, and a manifest that describes them"),
 }
 OTHERS = {
@@ -69,30 +70,44 @@ class RunFolder:
     resume: bool = False
     _first: str = ""  # the command that started the run
 
-    def fill(self, given: dict[str, Any], builds: bool) -> None:
-        """Set each unset output option in ``given`` to a file in this folder.
+    @classmethod
+    def of(cls, run: Run, words: Sequence[str]) -> RunFolder | None:
+        """Return the folder of ``run``; None if the run has none.
 
         Args:
-            given: the options by name, changed in place.
-            builds: whether the run builds a step, so that a step folder is written.
+            run: the run.
+            words: the command line as typed; empty in Python.
         """
-        for option, (name, _) in FILES.items():
-            if option != "out" or builds:
-                path = self.path / name
-                given[option] = given[option] or ((path,) if option == "logs" else path)
+        if run.run is None:
+            return None
+        read = {"model": run.model, "data": run.data, "validation": run.validation, "weights": run.weights}
+        command = ["gradgraph", *(words or ["train", str(run.run / RECIPE), *(["--resume"] if run.resume else [])])]
+        return cls(run.run, tables(run), {what: file for what, file in read.items() if file is not None},
+                   shlex.join(command), run.resume)  # fmt: skip
+
+    def filled(self, run: Run) -> Run:
+        """Return ``run`` with each unset output as a file in this folder; a step folder only if the run builds one."""
+        names = [name for name in FILES if not getattr(run, name) and not (name == "out" and run.trains_step)]
+        outputs: dict[str, Any] = {name: self.path / FILES[name][0] for name in names}
+        outputs |= {"log": (outputs["log"],)} if "log" in outputs else {}
+        return replace(run, **outputs)
 
     def check(self, force: bool) -> None:
         """Raise OutputError if the folder is not empty, unless ``force`` is set or the run in the folder is resumed."""
         if force or not self.path.is_dir() or not any(self.path.iterdir()):
             return
         if self.resume and not (self.path / RECIPE).is_file():
-            raise OutputError(f"the folder '{shown(self.path)}' contains no run to resume, as it has no {RECIPE}; "
-                              "pass the folder of a run, or an empty folder, to --run")  # fmt: skip
+            raise OutputError.of_options(
+                f"the folder '{shown(self.path)}' contains no run to resume, as it has no {RECIPE}; pass the folder of "
+                "a run, or an empty folder, to --run"
+            )
         if (
             not self.resume and not (self.path / LAST).exists()
         ):  # an existing checkpoint is checked elsewhere, with a better message
-            raise OutputError(f"the folder '{shown(self.path)}' is not empty; pass another folder to --run, or add "
-                              "--force to overwrite its contents")  # fmt: skip
+            raise OutputError.of_options(
+                f"the folder '{shown(self.path)}' is not empty; pass another folder to --run, or add --force to "
+                "overwrite its contents"
+            )
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -104,7 +119,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(
+            raise OutputError.of_options(
                 f"the folder '{shown(self.path)}' cannot be created ({error.strerror}); pass another path to --run"
             ) from None
         try:
@@ -123,7 +138,7 @@ class RunFolder:
             for name in (BEST, PLOT, MISTAKES, COMMANDS):  # left by a run that is overwritten
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
-            write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
+            write_atomically(self.path / RECIPE, written(self.recipe).encode() + b"\n")
         before = self._commands()
         self._first = before[0] if before else self.command
         with (self.path / COMMANDS).open("a", encoding="utf-8") as file:

@@ -25,10 +25,11 @@ BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
 
 
 class SpelledBuild:
-    """The build options of a command line.
+    """The build options of a run or a command line.
 
     Args:
-        typed: the values of options by parameter name. Options that are missing here are unset.
+        typed: the values of options by parameter name; missing ones are unset. They may also be arguments of
+            ``gradgraph.build`` that are not text, such as an ``Optimizer``.
     """
 
     def __init__(self, typed: Mapping[str, Any]) -> None:
@@ -37,7 +38,8 @@ class SpelledBuild:
     def __getattr__(self, name: str) -> Any:
         if name not in SPELLINGS:
             raise AttributeError(name)
-        return self._typed.get(name)
+        value = self._typed.get(name, SPELLINGS[name].unset)
+        return (value,) if SPELLINGS[name].takes == "list" and isinstance(value, str) else value
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """Return the learning rate; None for the optimizer's default.
@@ -49,8 +51,8 @@ class SpelledBuild:
             BuildError: if the schedule is invalid.
         """
         lr: float | None = self.lr
-        if self.schedule is None:
-            return lr
+        if self.schedule is None or not isinstance(self.schedule, str):
+            return lr if self.schedule is None else self.schedule
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.optim.written import schedule_from
 
@@ -85,14 +87,14 @@ class SpelledBuild:
 
         Args:
             model: a path or a model.
-            loss: the default loss of the model, used unless the command line sets a loss.
+            loss: the default loss of the model, used unless a loss is given.
             rate: the learning rate, as returned by :meth:`rate`.
         """
         from gradgraph.building.pipeline import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
         made = {
-            "loss": lambda: loss if loss is not None and not self.loss else self._loss(),
+            "loss": lambda: loss if loss is not None and "loss" not in self._typed else self._loss(),
             "optimizer": lambda: self._optimizer(rate),
             "mask": self._mask,
             "metrics": self._metrics,
@@ -102,6 +104,8 @@ class SpelledBuild:
         for f in fields(BuildOptions):
             if f.name in made:
                 given[f.name] = made[f.name]()
+            elif f.name in self._typed and f.name not in SPELLINGS:
+                given[f.name] = self._typed[f.name]
             elif (one := option_of(f)) is not None and one.shell:
                 (spelling,) = one.shell
                 if (value := self._typed.get(spelling.name or f.name)) not in (None, (), {}):
@@ -112,10 +116,15 @@ class SpelledBuild:
     def _optimizer(self, rate: Schedule | Plateau | float | None) -> Optimizer:
         from gradgraph import optim
 
-        name, arguments = self._optimizer_arguments()
-        if rate is not None:
-            arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
-        optimizer = optim.by_name(name, **arguments, **self._grouping())
+        optimizer = self.optimizer
+        if isinstance(optimizer, str):
+            name, arguments = self._optimizer_arguments()
+            if rate is not None:
+                arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
+            optimizer = optim.by_name(name, **arguments, **self._grouping())
+        elif rate is not None or self.optimizer_option or self._grouping():
+            raise BuildError("the optimizer is an object, which has its own learning rate, arguments and groups; omit "
+                             "these options, or pass the optimizer's name")  # fmt: skip
         clips = [optim.clip_by_unit_norm(self.clip_units)] if self.clip_units is not None else []
         clips += [optim.clip_by_global_norm(self.clip_norm)] if self.clip_norm is not None else []
         if clips:
@@ -132,11 +141,11 @@ class SpelledBuild:
 
         if self.sparsity is None:
             if self.sparsity_option:
-                raise BuildError("--sparsity-option requires --sparsity; add it, such as --sparsity 0.9")
+                raise BuildError.of_options("--sparsity-option requires --sparsity; add it, such as --sparsity 0.9")
             return optimizer
         given = self.sparsity_option
         if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
-            raise BuildError(
+            raise BuildError.of_options(
                 f"--sparsity-option has no argument '{shown(min(stray))}'; pass begin, end, every, target or scope"
             )
         part = self.sparsity if ":" in self.sparsity else _number(self.sparsity)
@@ -145,26 +154,34 @@ class SpelledBuild:
     def _precision(self) -> Any:
         from gradgraph.passes.autocast import FLOAT32, Precision
 
+        if not isinstance(self.precision, str):
+            return self.precision
         if self.keep_float32 and self.precision == FLOAT32:
-            raise BuildError("--keep-float32 requires --precision float16 or bfloat16; add it")
+            raise BuildError.of_options("--keep-float32 requires --precision float16 or bfloat16; add it")
         return Precision(self.precision, float32=self.keep_float32)
 
     def _loss(self) -> Any:
         """Return the argument ``loss`` of ``gradgraph.build``: a loss, or a dict of losses by output."""
         from gradgraph.building.terms import OWN_LOSS
 
+        if not isinstance(self.loss, tuple | list) or not all(isinstance(text, str) for text in self.loss):
+            return self.loss
         if len(self.loss) > 1 or _output_and_rest(self.loss[0])[0]:
             return self._losses()
         (name,) = self.loss
         if name != OWN_LOSS:
             return _named_loss(name, self.loss_option)
         if self.loss_option:
-            raise BuildError(f"--loss-option does not apply to --loss {OWN_LOSS}, the model's own loss; omit it")
+            raise BuildError.of_options(
+                f"--loss-option does not apply to --loss {OWN_LOSS}, the model's own loss; omit it"
+            )
         return None
 
-    def _mask(self) -> bool | dict[str, bool | int]:
+    def _mask(self) -> Any:
         """Return the argument ``mask`` of ``gradgraph.build``, from --mask and --mask-of."""
         masks: dict[str, bool | int] = {}
+        if not isinstance(self.mask, bool):
+            return self.mask
         for text in self.mask_of:
             output, colon, axes = text.rpartition(":")
             if not (colon and axes.isdigit()):
@@ -172,11 +189,11 @@ class SpelledBuild:
             elif int(axes):
                 masks[output] = int(axes)
             else:
-                raise BuildError(
+                raise BuildError.of_options(
                     f"--mask-of {shown(text)}: a mask needs at least one axis; pass for example {shown(output)}:1"
                 )
         if masks and self.mask:
-            raise BuildError(
+            raise BuildError.of_options(
                 "--mask applies to every loss, and --mask-of to the losses of one output; give only one of them"
             )
         return masks or self.mask
@@ -189,13 +206,13 @@ class SpelledBuild:
             if not colon or rest.endswith(")"):
                 name, weight = rest, ""
             if not output:
-                raise BuildError(
+                raise BuildError.of_options(
                     f"--loss '{shown(text)}' names no output; with several losses, write each as --loss OUTPUT=NAME"
                 )
             try:
                 by_output.setdefault(output, []).append((name, float(weight or 1)))
             except ValueError:
-                raise BuildError(
+                raise BuildError.of_options(
                     f"the weight in '{shown(text)}' is not a number; write --loss OUTPUT=NAME:0.5"
                 ) from None
         taken: set[str] = set()
@@ -209,7 +226,7 @@ class SpelledBuild:
                 parts.append((_named_loss(name, options), factor))
             chosen[output] = parts[0] if len(parts) == 1 else parts
         if stray := [k for k in self.loss_option if k not in taken]:
-            raise BuildError(
+            raise BuildError.of_options(
                 f"--loss-option '{shown(stray[0])}' is not an argument of any of the losses; write OUTPUT.KEY=VALUE"
             )
         return chosen
@@ -217,13 +234,13 @@ class SpelledBuild:
     def _metrics(self) -> Any:
         """Return the argument ``metrics`` of ``gradgraph.build``, from --metric: names, or a dict by output."""
         if not self.metric:
-            return None
+            return self._typed.get("metrics")
         by_output: dict[str, list[str]] = {}
         for text in self.metric:
             output, name = _output_and_rest(text)
             by_output.setdefault(output, []).append(name)
         if "" in by_output and len(by_output) > 1:
-            raise BuildError(
+            raise BuildError.of_options(
                 f"--metric '{shown(by_output[''][0])}' names no output, but other metrics do; write OUTPUT=NAME"
             )
         return by_output.get("") or by_output

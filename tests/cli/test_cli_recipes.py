@@ -15,9 +15,9 @@ import pytest
 from gradgraph.building.option import option_of
 from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli import recipe_command
-from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
+from gradgraph.cli.sections import Option, by_section, key_of, section_of
 from gradgraph.files.untrusted.documents import tomllib
-from gradgraph.runs import toml
+from gradgraph.runs import run_recipes as toml
 from gradgraph.runs.spelled_build import SPELLINGS
 from tests.kit.command_line import Cli
 from tests.pages.marked import ROOT
@@ -198,7 +198,7 @@ def test_every_build_option_is_on_the_command_line() -> None:
 def test_help_shows_sections(cli: Cli) -> None:
     text = cli("train", "--help").out
     titles = re.findall(r"^(\w[\w ]*):$", text.split("\n\n", 4)[-1], re.MULTILINE)
-    assert titles == [*(section.capitalize() for section in SECTIONS), "Other options"]
+    assert titles == [*(section.capitalize() for section in toml.SECTIONS), "Other options"]
     context = click.Context(recipe_command._command("train"))
     for parameters in by_section(context.command, context).values():
         assert all(opt in text for p in parameters if isinstance(p, click.Option) for opt in p.opts)

@@ -30,6 +30,7 @@ from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
+from gradgraph.runs.training import Trained
 from gradgraph.runtime.execution.memory import Memory
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.profiler import Profile
@@ -46,6 +47,7 @@ GIVEN = {
     c.__name__: c
     for c in (
         History,
+        Trained,
         RateCurve,
         Overfit,
         NonFinite,

@@ -124,6 +124,7 @@ OTHERS = {
     "optim.Optimizer(groups)", "optim.lbfgs(groups)", "surgery.lora(target)", "surgery.lora(feedforward)",
     "surgery.qat(target)", "export.save_inference(outputs)", "extend.loss(reads)", "extend.operator(inputs)",
     "extend.operator(outputs)", "Trainer.fit(steps)", "Trainer.per_class(classes)",
+    "gg.Run(target)", "gg.train(words)",
     "gg.reduce(test)", "gg.DataNames(columns)", "gg.DataNames(classes)", "gg.DataNames(softmax)",
     "gg.DataNames(sigmoid)", "gg.DataNames(numbered)",
     "vision.Annotated(classes)", "vision.MaskFolder(classes)", "vision.masks(classes)", "vision.detect(outputs)",

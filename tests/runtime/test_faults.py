@@ -227,7 +227,7 @@ WRITERS = {
     "gradgraph/surgery/verification.py": {"TemporaryDirectory"},
     "gradgraph/files/spilled.py": {"mkdtemp", "open"},
     "gradgraph/chat/answers.py": {"TemporaryDirectory"},
-    "cli/training.py": {"TemporaryDirectory"},
+    "gradgraph/runs/training.py": {"TemporaryDirectory"},
     "export/ort_format.py": {
         "TemporaryDirectory",
         "mkdir",

@@ -61,12 +61,14 @@ class Reading:
         read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
         if read is None:
             if self.image:
-                raise DataError(
+                raise DataError.of_options(
                     f"--image describes how images are read, but '{shown(path)}' contains no images; omit it"
                 )
             sounds = self._sounds(path, augment)
             if augment and sounds is None:
-                raise DataError(f"--augment applies to images and sounds, but '{shown(path)}' contains none; omit it")
+                raise DataError.of_options(
+                    f"--augment applies to images and sounds, but '{shown(path)}' contains none; omit it"
+                )
             return path if sounds is None else sounds
         _check("image", self.image, read, ("path", "augment"))
         return read(path, **self.image, augment=list(augment) or None)
@@ -93,8 +95,10 @@ class Reading:
         read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
         if read is None:
             if self.sound:
-                raise DataError(f"--sound was passed, but '{shown(path)}' contains no WAV files; remove --sound, or "
-                                "pass another path")  # fmt: skip
+                raise DataError.of_options(
+                    f"--sound was passed, but '{shown(path)}' contains no WAV files; remove --sound, or pass another "
+                    "path"
+                )
             return None
         _check("sound", self.sound, folder, ("path", "augment", "threads"))
         return read(path, **self.sound, augment=list(augment) or None)
@@ -112,8 +116,10 @@ class Reading:
         if tokenizer is None:
             tokenizer = None if self.model is None or names is None else tokenizer_beside(self.model, names)
         if tokenizer is None:
-            raise DataError("--text describes how texts are read, but no tokenizer is given; add --tokenizer with "
-                            "the model's tokenizer.json")  # fmt: skip
+            raise DataError.of_options(
+                "--text describes how texts are read, but no tokenizer is given; add --tokenizer with the model's "
+                "tokenizer.json"
+            )
         return table(path, tokenizer, one_length=one_length, **self.text)
 
 
@@ -122,7 +128,7 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
     known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:
-            raise DataError(f"--{option} has no argument '{shown(name)}'{suggestion(name, known)}")
+            raise DataError.of_options(f"--{option} has no argument '{shown(name)}'{suggestion(name, known)}")
 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
@@ -140,7 +146,7 @@ def check_longest(trainer: Trainer, data: Any) -> None:
         batch = next(data.load(iter([rows]), specs, (), trainer.names))
         trainer.evaluate([as_class_numbers(batch, [target.name for target in trainer.manifest.targets])])
     except ModelError as error:
-        raise DataError(
+        raise DataError.of_options(
             f"the model fails on the longest text, of {tokens:,} tokens ({error.problem}); if it has fewer positions, "
             "truncate texts, for example with --text length=64"
         ) from None

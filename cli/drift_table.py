@@ -1,62 +1,18 @@
-"""Options of ``gradgraph train`` for tables: a starting model, and preprocessing of columns."""
+"""``--drift`` of ``evaluate`` and ``predict``: a comparison of a table with the training data."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradgraph.cli.choices import Listed, Suggested
-from gradgraph.cli.key_values import value_of
-from gradgraph.cli.sections import placed
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError
 
 if TYPE_CHECKING:
     from gradgraph.data.record.data_names import DataNames
     from gradgraph.preprocess.drift import Drift
-
-
-def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Parse values such as ``zip=category``, or with a JSON object as the kind, into a dict of kinds by column."""
-    found = {}
-    for text in given:
-        parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)
-        if parts is None:
-            raise click.BadParameter(f"'{shown(text)}' should be NAME=KIND, such as zip=category", ctx, parameter)
-        found[parts[1]] = value_of(parts[2])
-    return found
-
-
-START = placed(
-    "model",
-    "--model",
-    "start",
-    key="start",
-    type=Listed("tables.starting_models:MODELS"),
-    metavar="NAME",
-    help="Train this network on the columns of a table, in place of MODEL; --target is required.",
-)
-PREPROCESS = placed(
-    "data",
-    "--preprocess",
-    type=click.Choice(["auto"]),
-    help="Learn the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and make "
-    "it part of the exported model. Always on with --model.",
-)
-COLUMN = placed(
-    "data",
-    "--column",
-    of="",
-    multiple=True,
-    callback=_kinds,
-    type=Suggested("preprocess.column_kinds:KINDS"),
-    metavar="NAME=KIND",
-    help="Column kind, if the detected one is wrong, such as zip=category; or with arguments, "
-    'notes=\'{"kind": "text", "buckets": 256}\'; repeatable.',
-)
 
 
 DRIFT = click.option(
