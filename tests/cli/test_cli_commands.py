@@ -17,6 +17,7 @@ from gradgraph.runtime.execution import openings, tuner
 from gradgraph.runtime.loop import reporter
 from tests.kit.command_line import Cli, arrays
 from tests.kit.convolutions import convolutions
+from tests.kit.npz import npz
 
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
 
@@ -58,7 +59,7 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     shape = [d.dim_param or d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim]
     model.graph.output.append(onnx.helper.make_tensor_value_info("shares", 1, shape))
     onnx.save(model, "two.onnx")
-    data = dict(np.load("train.npz"))
+    data = npz("train.npz")
     data["logits_target"] = data.pop("target")
     data["shares_target"] = np.full((len(data["x"]), shape[1]), 0.3, np.float32)
     np.savez("two.npz", **data, sample_weight=np.ones(len(data["x"]), np.float32))

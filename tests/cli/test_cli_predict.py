@@ -17,6 +17,7 @@ import gradgraph as gg
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.in_order import InOrder
 from tests.kit.command_line import MLP, Cli, arrays, mlp
+from tests.kit.npz import npz
 
 
 def expected(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -33,7 +34,7 @@ def ok(cli: Cli, *words: str) -> str:
 def test_a_model(cli: Cli, size: int) -> None:
     told = ok(cli, "model.onnx", "--data", "held_out.npz", "--batch-size", str(size))
     assert "ignored: 'target'" in told and "wrote predictions.npz: 'logits' of 32 samples" in told
-    found = dict(np.load("predictions.npz"))
+    found = npz("predictions.npz")
     assert list(found) == ["logits"] and found["logits"].dtype == np.float32
     np.testing.assert_allclose(found["logits"], expected(mlp(), arrays(32, seed=2)["x"]), rtol=1e-5, atol=1e-6)
 
@@ -59,7 +60,7 @@ def test_data_from_stdin_and_from_a_folder(cli: Cli, folder: Path, monkeypatch: 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
     ok(cli, "model.onnx", "--data", "-", "-o", "third.npz")
     for name in ("other.npz", "third.npz"):
-        np.testing.assert_allclose(np.load(name)["logits"], np.load("predictions.npz")["logits"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(npz(name)["logits"], npz("predictions.npz")["logits"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_of_fixed_batches(cli: Cli, folder: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_model_of_fixed_batches(cli: Cli, folder: Path) -> None:
     onnx.save(model, "fixed.onnx")
     ok(cli, "fixed.onnx", "--data", "held_out.npz")
     np.testing.assert_allclose(
-        np.load("predictions.npz")["logits"], expected(mlp(), arrays(32, seed=2)["x"]), rtol=1e-5, atol=1e-6
+        npz("predictions.npz")["logits"], expected(mlp(), arrays(32, seed=2)["x"]), rtol=1e-5, atol=1e-6
     )
 
 
@@ -97,7 +98,7 @@ def test_outputs_of_every_kind(cli: Cli, folder: Path) -> None:
     x = arrays(32, seed=2)["x"]
     words = ["odd.onnx", "--data", "held_out.npz"]
     ok(cli, *words, "--batch-size", "32")
-    found = np.load("predictions.npz")
+    found = npz("predictions.npz")
     assert {n: found[n].shape for n in "asim"} == {"a": (32, 4), "s": (), "i": (32,), "m": (32, 2, 2)}
     np.testing.assert_array_equal(found["i"], x.argmax(1))
     ok(cli, *words, "--batch-size", "5", "--output", "m", "--output", "i", "-o", "p.csv")

@@ -13,6 +13,7 @@ import pytest
 import gradgraph as gg
 from tests.kit.command_line import Cli
 from tests.kit.joined_outputs import X, model
+from tests.kit.npz import npz
 
 WEIGHT = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
 WHOLE = {"rows": X @ WEIGHT, "turned": X.T, "guessed": np.stack([X, X]), "weight": WEIGHT}
@@ -30,7 +31,7 @@ def test_the_command_line_puts_them_together_too(cli: Cli, folder: Path, size: i
     np.savez(folder / "x.npz", x=X)
     ran = cli("predict", "several.onnx", "--data", "x.npz", "--batch-size", str(size), "--json")
     assert ran.code == 0, ran.err
-    found = np.load("predictions.npz")
+    found = npz("predictions.npz")
     for name, whole in WHOLE.items():
         np.testing.assert_allclose(found[name], whole, rtol=1e-5, atol=1e-6, err_msg=name)
     sums = [X[i : i + size].sum(0) for i in range(0, 11, size)]
@@ -54,7 +55,7 @@ def test_a_model_of_fixed_batches_leaves_copies_out(cli: Cli, folder: Path) -> N
     words = ["fixed.onnx", "--data", "x.npz", "--output", "turned", "--output", "rows", "--output", "weight"]
     ran = cli("predict", *words)
     assert ran.code == 0, ran.err
-    np.testing.assert_array_equal(np.load("predictions.npz")["turned"], X.T)
+    np.testing.assert_array_equal(npz("predictions.npz")["turned"], X.T)
     ran = cli("predict", *words, "--output", "total")
     assert ran.code == 1 and "'total' is one value for a batch of 4 samples, but the last batch has only 3" in ran.err
 
@@ -69,4 +70,4 @@ def test_tables_on_the_command_line(cli: Cli, folder: Path, is_step: bool) -> No
     untrained = ["--untrained"] if is_step else []
     ran = cli("predict", "classifier", *untrained, "--data", "x.csv", "--batch-size", "4")
     assert ran.code == 0 and "ignored: 'target'" in ran.err, ran.err
-    np.testing.assert_allclose(np.load("predictions.npz")["rows"], WHOLE["rows"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(npz("predictions.npz")["rows"], WHOLE["rows"], rtol=1e-5, atol=1e-6)

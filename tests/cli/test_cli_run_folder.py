@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.kit.command_line import Cli
+from tests.kit.npz import npz
 
 RUN = Path("runs/one")
 TRAIN = ("train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--run", str(RUN))
@@ -57,7 +58,7 @@ def test_its_commands_work(cli: Cli) -> None:
     predicted = []
     for model in ("whole.onnx", str(RUN / "trained.onnx")):
         ok(cli, "predict", model, "--data", "held_out.npz", "-o", "p.npz")
-        predicted.append(np.load("p.npz")["logits"])
+        predicted.append(npz("p.npz")["logits"])
     np.testing.assert_array_equal(*predicted)
 
 

@@ -18,6 +18,7 @@ from gradgraph import surgery
 from gradgraph.cli.surgery_options import CHANGES
 from gradgraph.surgery.adapter_kinds import adapter_table
 from tests.kit.command_line import Cli
+from tests.kit.npz import npz
 
 
 def weights(path: str) -> dict[str, np.ndarray]:
@@ -84,7 +85,7 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
     before, after = weights("model.onnx"), weights("merged.onnx")
     assert set(before) == set(after)
     assert {n for n in before if (before[n] != after[n]).any()} == {"first.weight", "last.weight"}
-    x = dict(np.load("train.npz"))["x"]
+    x = npz("train.npz")["x"]
     (merged, trained) = (
         ort.InferenceSession(f, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
         for f in ("merged.onnx", "trained.onnx")

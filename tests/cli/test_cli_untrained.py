@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.app import cli as group
 from tests.kit.command_line import Cli
+from tests.kit.npz import npz
 
 RUN, DATA = Path("runs/one"), ("--data", "held_out.npz")
 TAKE_A_CHECKPOINT = {  # every command that reads a step folder and the weights of a run
@@ -65,7 +65,7 @@ def test_without_a_run_the_weights_are_asked_for(cli: Cli) -> None:
 @pytest.mark.sweep(0)
 def test_a_trainer_of_such_a_folder_warns(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
     assert cli("train", "model.onnx", "--data", "train.npz", "--epochs", "1", "--run", str(RUN)).code == 0
-    x = np.load("held_out.npz")["x"]
+    x = npz("held_out.npz")["x"]
 
     def warned(trainer: gg.Trainer) -> int:
         caplog.clear()

@@ -16,6 +16,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.frontend import nn
+from tests.kit.npz import npz
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "examples" / "federated"
@@ -79,7 +80,7 @@ def simulated(folder: Path, *options: str) -> dict[str, np.ndarray]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert not list(home.rglob("*")), "neither Flower nor onnxruntime keeps an identifier of the user"
-    return dict(np.load(folder / "weights.npz"))
+    return npz(folder / "weights.npz")
 
 
 def furthest(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

@@ -26,6 +26,7 @@ from gradgraph.files import large_weights, spilled
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
+from tests.kit.npz import npz
 
 MAPPED, PACKED = RuntimeOptions(pack_weights=False), RuntimeOptions(pack_weights=True)
 
@@ -314,7 +315,7 @@ def test_commands_take_large_models(model: Path, tmp_path: Path, capsys: pytest.
     for source in (shared, tmp_path / "first.onnx", model):
         untrained = ["--untrained"] if source.is_dir() else []
         ok("predict", source, *untrained, "--data", tmp_path / "data.npz", "-o", tmp_path / f"{source.name}.npz")
-    found = [np.load(tmp_path / f"{n}.npz")["logits"] for n in ("by-shell", "first.onnx", "base.onnx")]
+    found = [npz(tmp_path / f"{n}.npz")["logits"] for n in ("by-shell", "first.onnx", "base.onnx")]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
 

@@ -17,6 +17,7 @@ import onnxruntime as ort
 import pytest
 
 from gradgraph.cli.app import run
+from tests.kit.npz import npz
 from tests.networks.exporters import (
     by_dynamo,
     by_dynamo_as_it_stands,
@@ -145,7 +146,7 @@ def test_a_new_head_and_all_below_it_train(written: tuple[Any, Path, Any], shell
     shell("gradgraph predict trained.onnx --data held_out.npz -o predicted.npz")
     logits = in_onnxruntime("trained.onnx", held)["logits"]
     assert logits.shape == (20, 4)
-    np.testing.assert_allclose(np.load("predicted.npz")["logits"], logits, atol=1e-5)
+    np.testing.assert_allclose(npz("predicted.npz")["logits"], logits, atol=1e-5)
     assert said["loss"] == pytest.approx(cross_entropy(logits, held["target"]), rel=1e-4)
 
 
@@ -201,7 +202,7 @@ def test_a_decoder_learns_from_what_its_encoder_says(shell: Shell, tmp_path: Pat
     shell(f"gradgraph predict {decoder.with_name('encoder_model.onnx')} --data texts.npz -o states.npz")
     batch = {
         "input_ids": np.pad(labels[:, :-1], ((0, 0), (1, 0))), "encoder_attention_mask": texts["attention_mask"],
-        "encoder_hidden_states": np.load("states.npz")["last_hidden_state"], "target": labels,
+        "encoder_hidden_states": npz("states.npz")["last_hidden_state"], "target": labels,
     }  # fmt: skip
     before = weights_of(decoder)
     loss, after = one_step(shell, decoder, batch, "--loss cross_entropy --loss-option axis=-1")
@@ -348,7 +349,7 @@ def test_a_segmenter_trains(segmenting: tuple[Any, Path], shell: Shell) -> None:
     given = in_onnxruntime("trained.onnx", held)
     assert said["out_accuracy"] > 0.95
     for name in ("out", "aux"):
-        np.testing.assert_allclose(np.load("predicted.npz")[name], given[name], atol=1e-4)
+        np.testing.assert_allclose(npz("predicted.npz")[name], given[name], atol=1e-4)
         assert said[f"{name}_loss"] == pytest.approx(cross_entropy(given[name], held[f"{name}_target"]), rel=1e-3)
 
 
@@ -446,6 +447,6 @@ def test_a_detector_trains(detecting: tuple[Any, Path], shell: Shell) -> None:
     shell("gradgraph predict trained.onnx --data held_out.npz -o predicted.npz")
     given = in_onnxruntime("trained.onnx", held)
     for name in ("boxes", "classes"):
-        np.testing.assert_allclose(np.load("predicted.npz")[name], given[name], atol=1e-3)
+        np.testing.assert_allclose(npz("predicted.npz")[name], given[name], atol=1e-3)
     scores = cross_entropy(np.moveaxis(given["classes"], -1, 1), held["classes_target"])
     assert evaluated(shell, "held_out.npz")["classes_loss"] == pytest.approx(scores, rel=1e-3)

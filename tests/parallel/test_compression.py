@@ -10,6 +10,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.parallel.data_parallel import COMPRESSIONS
+from tests.kit.npz import npz
 from tests.parallel import compressed
 from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
@@ -28,7 +29,7 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("name", [*compressed.TRIED, compressed.OWN])
 def test_a_compression_is_that_of_its_paper(name: str, sums: tuple[int, Path]) -> None:
     ranks, path = sums
-    found = np.load(path)
+    found = npz(path)
     for step, expected in enumerate(compressed.references(ranks)[name]):
         exact = "power" not in name  # whose sums MPI adds up in an order of its own
         np.testing.assert_allclose(found[f"{name} {step}"], expected, rtol=0, atol=0 if exact else 1e-4)
@@ -37,7 +38,7 @@ def test_a_compression_is_that_of_its_paper(name: str, sums: tuple[int, Path]) -
 @pytest.mark.parametrize("name", compressed.ROUNDS)
 def test_rounds_of_local_steps_are_those_of_the_paper(name: str, sums: tuple[int, Path]) -> None:
     ranks, path = sums
-    found = np.load(path.with_name("rounds.npz"))
+    found = npz(path.with_name("rounds.npz"))
     start = found[f"{name} start"]
     assert float(np.abs(found[name] - start).max()) > 0.05
     np.testing.assert_allclose(found[name], compressed.outer_steps(name, start, ranks), rtol=1e-5, atol=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.kit.npz import npz
 from tests.parallel import other_ranks
 from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 
@@ -35,17 +36,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.sweep(0)
 def test_shared_state_goes_on_as_one_process_would(folder: Path) -> None:
-    found, expected = np.load(folder / "shard_state.state.npz"), alone("shard_state")
-    assert set(found.files) == set(expected)
+    found, expected = npz(folder / "shard_state.state.npz"), alone("shard_state")
+    assert set(found) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["top_k", "power_sgd"])
 def test_the_errors_of_all_ranks_are_there_again(kind: str, folder: Path) -> None:
-    before, after = np.load(folder / f"{kind}.before.npz"), np.load(folder / f"{kind}.after.npz")
-    assert set(before.files) == set(after.files) and before.files
-    for name in before.files:
+    before, after = npz(folder / f"{kind}.before.npz"), npz(folder / f"{kind}.after.npz")
+    assert set(before) == set(after) and before
+    for name in before:
         assert float(np.abs(before[name]).max()) > 1e-6
         np.testing.assert_allclose(after[name], before[name], rtol=1e-12, atol=1e-15, err_msg=name)
 
@@ -67,10 +68,10 @@ def test_rounds_go_on_from_the_mean_of_all_ranks(folder: Path) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in other_ranks.KINDS if kind != "shard_state"])
 def test_a_compressed_run_learns_on(kind: str, folder: Path) -> None:
     """All steps are taken, and weights have moved about as far as those of one process."""
-    found, expected = np.load(folder / f"{kind}.state.npz"), alone(kind)
+    found, expected = npz(folder / f"{kind}.state.npz"), alone(kind)
     start = other_ranks.trainer(None, kind).state_dict()
     weights = [name for name, value in start.items() if value.dtype == np.float64 and np.ndim(value) == 2]
-    assert weights and set(found.files) == set(expected)
+    assert weights and set(found) == set(expected)
     for name in weights:
         own, whole = found[name] - start[name], expected[name] - start[name]
         assert float(np.sum(own * whole)) > 0.3 * float(np.sum(whole * whole)), name

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
+from tests.kit.npz import npz
 from tests.parallel import ranks_cases
 from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 from tests.parallel.ranks_cases import CASES, of_kind
@@ -48,7 +49,7 @@ def each(equal: bool) -> pytest.MarkDecorator:
 @each(equal=True)
 def test_ranks_come_to_the_weights_and_the_history_of_one(name: str, found: Path) -> None:
     (state, history), case = alone(name), CASES[name]
-    results = np.load(found / f"{name}.npz")
+    results = npz(found / f"{name}.npz")
     for tensor, expected in state.items():
         size = max(float(np.abs(expected).max(initial=0)), 1e-3)
         np.testing.assert_allclose(
@@ -64,7 +65,7 @@ def test_ranks_come_to_the_weights_and_the_history_of_one(name: str, found: Path
 def test_what_goes_its_own_way_on_each_rank_is_the_same_state_on_all(name: str, found: Path) -> None:
     """Each step has compared it (check_every=1); the counters are those of one process."""
     state, _ = alone(name)
-    results = np.load(found / f"{name}.npz")
+    results = npz(found / f"{name}.npz")
     assert all(np.isfinite(results[f"state {tensor}"]).all() for tensor in state)
     for counter in {"rng", "step"} & state.keys():
         if "precision" not in CASES[name].options:  # of which float16 skips the steps in which a rank overflows

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.npz import npz
 from tests.parallel.mpi_jobs import ROOT, job, needs_mpi
 from tests.parallel.ranks_walk import drawn
 
@@ -23,7 +24,7 @@ def test_random_options(first: int, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     refused = 0
     for number in range(first, first + TOGETHER):
-        results = np.load(tmp_path / f"{number}.npz")
+        results = npz(tmp_path / f"{number}.npz")
         rows = json.loads(str(results["history"]))
         if "refused" in rows:
             refused += 1

@@ -20,6 +20,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data import image_files, image_form, images
 from gradgraph.runtime.data.prefetch import PREFETCHED, prefetched_samples
 from tests.kit.command_line import Cli, Ran
+from tests.kit.npz import npz
 
 pytestmark = pytest.mark.any_kernels
 
@@ -350,7 +351,7 @@ def test_from_the_command_line(cli: Cli, photos: Path) -> None:
     assert ran.code == 0, ran.err
     data = gg.image_folder(photos, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
     expected = gg.Trainer(gg.build("trained.onnx", loss="cross_entropy"), device="cpu").predict(data, 3)
-    np.testing.assert_allclose(np.load("predictions.npz")["output"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(npz("predictions.npz")["output"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sweep(0)

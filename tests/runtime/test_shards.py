@@ -22,6 +22,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.data.shuffling import displaced
 from gradgraph.runtime.data.tar_members import BLOCK, members
 from tests.kit.command_line import arrays
+from tests.kit.npz import npz
 
 gg.frontend.manual_seed(0)
 STEP = gg.build(gg.frontend.export(nn.Linear(4, 3), {"x": ("N", 4)}), loss="cross_entropy")
@@ -295,7 +296,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert run(["predict", "step", "--checkpoint", "run.ckpt", *words]) == 0
     expected = gg.Trainer.resume(STEP, "run.ckpt", device="cpu").predict(DATA["x"], 8)
-    (found,) = np.load("predictions.npz").values()
+    (found,) = npz("predictions.npz").values()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

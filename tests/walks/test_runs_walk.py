@@ -21,6 +21,7 @@ import onnxruntime as ort
 import pytest
 
 from gradgraph.frontend import export, manual_seed, nn
+from tests.kit.npz import npz
 
 datasets = pytest.importorskip("sklearn.datasets", reason="its digits are the data, and its network the rival")
 pytestmark = pytest.mark.slow
@@ -85,7 +86,7 @@ def test_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     scores = json.loads(shell(OURS[4].format(**words))[0])["scores"]
     shell(OURS[5].format(**words))
-    predicted = np.load("predictions.npz")
+    predicted = npz("predictions.npz")
     (logits,) = (predicted[name] for name in predicted.files if predicted[name].shape == (len(parts[2]), 10))
     assert scores["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == y[parts[2]]))
     shell(OURS[6].format(**words))

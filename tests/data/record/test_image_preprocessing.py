@@ -15,6 +15,7 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.frontend import nn
+from tests.kit.npz import npz
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 
@@ -137,7 +138,7 @@ def test_a_new_head_an_export_and_the_shell_keep_it(photos: Path, tmp_path: Path
         out = tmp_path / "out.npz"
         assert run(("predict", str(given), "--data", str(photos), "-o", str(out))) == 0
         want = expected if given != path else gg.Trainer(gg.build(path), device="cpu").predict(arrays)
-        np.testing.assert_allclose(np.load(out)["output"], want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(npz(out)["output"], want, rtol=1e-4, atol=1e-4)
     assert "are read as" in capsys.readouterr().err
 
 
