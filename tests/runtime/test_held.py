@@ -68,4 +68,4 @@ def test_no_more_batches_are_held_than_is_said(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert seen == ROWS and peak < (most + 0.25) * BATCH
+    assert seen == ROWS and peak < (most + 0.5) * BATCH  # and what single samples take while they are read
