@@ -163,6 +163,10 @@ class Path:
         read += [v for graph in subgraphs(node) for v in graph.outputs]
         return list(dict.fromkeys(v for v in read if v in outside))
 
+    def has_reader(self, value: ir.Value) -> bool:
+        """Whether ``value`` is a graph output, or a node on the path reads it."""
+        return value.is_graph_output() or any(y in self.active for node in value.consumers() for y in node.outputs)
+
     def where_it_ends(self, value: ir.Value) -> str:
         """Return the reason, for an error message, why no path leads from ``value`` to the targets."""
         if not value.consumers() and not value.is_graph_output():

@@ -88,15 +88,11 @@ def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
         name = value.name or ""
         if value in statistics:
             found[name] = found[name] if is_buffer(value) and name in found else "it is a running statistic"
-        elif value not in path.active or not _is_read_smoothly(value, path):
+        elif value not in path.active or not path.has_reader(value):
             found[name] = path.where_it_ends(value)
         else:
             found.setdefault(name, "it is a weight that the operator stores in an attribute")
     return found
-
-
-def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
-    return value.is_graph_output() or any(y in path.active for n in value.consumers() for y in n.outputs)
 
 
 def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
@@ -235,7 +231,8 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
     nodes = list(graph.all_nodes())
     if exporter_of(graph) in ("", OURS) or any(node.op_type in _RANDOM for node in nodes):
         return
-    if not any(_is_vector(graph.initializers[name]) for name in trained) or not any(map(_centres, nodes)):
+    tensors = [t for name in trained if (t := graph.initializers[name].const_value) is not None]
+    if not any(len(t.shape) == 1 and t.size > 1 for t in tensors) or not any(map(_centres, nodes)):
         return
     attentions, _ = weights_of_attentions(list(graph))
     if attentions:
@@ -260,10 +257,6 @@ def review_integers(graph: ir.Graph) -> Iterator[Finding]:
             "quantise the float model again with gg.quantize, or onnxruntime's reduce_range=True, which use 7 bits",
             "warning",
         )
-
-
-def _is_vector(value: ir.Value) -> bool:
-    return value.const_value is not None and len(value.const_value.shape) == 1 and value.const_value.size > 1
 
 
 def _centres(node: ir.Node) -> bool:

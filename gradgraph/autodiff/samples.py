@@ -320,10 +320,6 @@ def _first(it: _Node) -> Axes:
     return [0, *(None for _ in it.node.outputs[1:])]
 
 
-def _pooled(it: _Node) -> Axes:
-    return [_first(it)[0] for _ in it.node.outputs]
-
-
 def _resized(it: _Node) -> Axes:
     if it.shape(0)[0] is None or it.shape(0)[0] != it.result[0]:
         raise _Mixed(_UNSEEN)
@@ -472,10 +468,6 @@ def _gathered_elements(it: _Node) -> Axes:
     return [data]
 
 
-def _expanded(it: _Node) -> Axes:
-    return [len(it.result) - it.rank(0) + it.only]
-
-
 def _repeated(it: _Node) -> Axes:
     if (it.constant(1) or [2])[it.only : it.only + 1] != [1]:
         raise _Mixed("repeats samples")
@@ -521,14 +513,14 @@ _RULES: Mapping[str, Callable[[_Node], Axes]] = {
     "BatchNormalization": _normalized,
     "Concat": _concatenated,
     "Einsum": _einsum,
-    "Expand": _expanded,
+    "Expand": lambda it: [len(it.result) - it.rank(0) + it.only],
     "Flatten": _first,
     "Gather": _gathered,
     "GatherElements": _gathered_elements,
     "Gemm": _gemm,
     "GridSample": _both_first,
     "MatMul": _matmul,
-    "MaxPool": _pooled,
+    "MaxPool": lambda it: [_first(it)[0] for _ in it.node.outputs],
     "OneHot": _one_hot,
     "Pad": _padded,
     "Resize": _resized,

@@ -76,12 +76,8 @@ def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)
     candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics]
-    active = Path(graph, targets, candidates).active
-    return [v for v in candidates if v in targets or (v in active and _differentiable_somewhere(v, active))]
-
-
-def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
-    return value.is_graph_output() or any(any(y in active for y in node.outputs) for node in value.consumers())
+    path = Path(graph, targets, candidates)
+    return [v for v in candidates if v in targets or (v in path.active and path.has_reader(v))]
 
 
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:

@@ -47,11 +47,6 @@ def _no_forms() -> Forms:
     return Forms()
 
 
-def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
-    """Return no nodes, the default of ``Lowering.on_host``."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Lowering:
     """The forms and rewrites of one backend.
@@ -71,7 +66,7 @@ class Lowering:
     layouts: tuple[Layout, ...] = ()
     after: tuple[Rewrite, ...] = ()
     last: tuple[Rewrite, ...] = ()
-    on_host: Callable[[ir.Model], Collection[ir.Node]] = _no_nodes
+    on_host: Callable[[ir.Model], Collection[ir.Node]] = lambda model: ()
 
 
 def lowering_in(module: str) -> Callable[[], Lowering]:

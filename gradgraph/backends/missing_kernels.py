@@ -16,14 +16,6 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.edit import Editor, calls_of
 
 
-def _leaky_relu(op: Builder, x: Var, alpha: float = 0.01) -> Var:
-    return op.Where(x > 0.0, x, x * alpha)
-
-
-def _thresholded_relu(op: Builder, x: Var, alpha: float = 1.0) -> Var:
-    return op.Where(x > alpha, x, 0.0)
-
-
 def _elu(op: Builder, x: Var, alpha: float = 1.0) -> Var:
     below = op.Exp(op.Where(x > 0.0, 0.0, x)) - 1.0
     return op.Where(x > 0.0, x, below * alpha)
@@ -38,33 +30,21 @@ def _hard_sigmoid(op: Builder, x: Var, alpha: float = 0.2, beta: float = 0.5) ->
     return op.Where(line <= 0.0, 0.0, op.Where(line >= 1.0, 1.0, line))
 
 
-def _softsign(op: Builder, x: Var) -> Var:
-    return x / (op.Abs(x) + 1.0)
-
-
-def _prelu(op: Builder, x: Var, slope: Var) -> Var:
-    return op.Where(x > 0.0, x, x * slope)
-
-
 def _softplus(op: Builder, x: Var) -> Var:
     return op.Max(x, 0.0) + op.Log(op.Exp(-op.Abs(x)) + 1.0)  # never overflows
-
-
-def _mish(op: Builder, x: Var) -> Var:
-    return x * op.Tanh(_softplus(op, x))
 
 
 FLOAT64: dict[str, Callable[..., Var | None]] = {
     "Elu": _elu,
     "HardSigmoid": _hard_sigmoid,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": lambda op, x, alpha=0.01: op.Where(x > 0.0, x, x * alpha),
     "MaxUnpool": scattered_winners,
-    "Mish": _mish,
-    "PRelu": _prelu,
+    "Mish": lambda op, x: x * op.Tanh(_softplus(op, x)),
+    "PRelu": lambda op, x, slope: op.Where(x > 0.0, x, x * slope),
     "Selu": _selu,
     "Softplus": _softplus,
-    "Softsign": _softsign,
-    "ThresholdedRelu": _thresholded_relu,
+    "Softsign": lambda op, x: x / (op.Abs(x) + 1.0),
+    "ThresholdedRelu": lambda op, x, alpha=1.0: op.Where(x > alpha, x, 0.0),
 }
 
 

@@ -53,8 +53,5 @@ def _line(what: str, pattern: str, found: Sequence[ir.Value]) -> Iterator[str]:
     names = [value.name or "" for value in found]
     if found and names != [pattern]:
         count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
-        yield f"{what} '{shown(pattern)}' matches {count}, {sum(map(_size, found)):,} numbers: {listed(names, _NAMED)}"
-
-
-def _size(value: ir.Value) -> int:
-    return 0 if value.const_value is None else int(value.const_value.size)
+        size = sum(v.const_value.size for v in found if v.const_value is not None)
+        yield f"{what} '{shown(pattern)}' matches {count}, {size:,} numbers: {listed(names, _NAMED)}"

@@ -186,7 +186,7 @@ def load_weights(
     pairs = [(own[name], np.asarray(stored.values[source]), source) for name, source in found.items()]
     lying = _lying(pairs)
     for value, data, source in pairs:
-        if _is_square(data) and _is_turned(value, source, stored, lying, turned):
+        if data.ndim == 2 and data.shape[0] == data.shape[1] > 1 and _is_turned(value, source, stored, lying, turned):
             data = data.T
         _give(work, value, data, source)
     return closed(work, model, out)
@@ -270,10 +270,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 # --- matrices that may be transposed -----------------------------------------------------------------------------
-
-
-def _is_square(data: np.ndarray) -> bool:
-    return data.ndim == 2 and data.shape[0] == data.shape[1] > 1
 
 
 def _outputs(value: ir.Value) -> int | None:

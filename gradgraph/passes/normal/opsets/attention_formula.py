@@ -331,16 +331,13 @@ def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool
     if size and size != known:
         x, rest = op.Split(x, op.Concat([size], op.dim(x, -1) - size, axis=0), axis=-1, outputs=2)
     if interleaved:
-        turned = _rotated(op, _in_pairs(op, x), op.Unsqueeze(cos, [-1]), op.Unsqueeze(sin, [-1]))
+        last = x.dim(-1)
+        pairs = op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
+        turned = _rotated(op, pairs, op.Unsqueeze(cos, [-1]), op.Unsqueeze(sin, [-1]))
         turned = op.Reshape(turned, op.shape(x))
     else:
         turned = _rotated(op, x, cos, sin)
     return turned if rest is None else op.Concat(turned, rest, axis=-1)
-
-
-def _in_pairs(op: Builder, x: Var) -> Var:
-    last = x.dim(-1)
-    return op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
 
 
 def _rotated(op: Builder, x: Var, cos: Var, sin: Var) -> Var:

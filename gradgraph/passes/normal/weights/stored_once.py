@@ -42,7 +42,8 @@ def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
     found = [(node, position, *place_of(node, position)) for node, position in value.uses()]
     if all(node.graph is value.graph for node, *_ in found) or value.graph is None:
         return found
-    branches = _branches(value.graph)
+    attributes = ((a, n) for n in value.graph.all_nodes() if n.op_type == "If" for a in n.attributes.values())
+    branches = {a.as_graph(): n for a, n in attributes if a.type == ir.AttributeType.GRAPH}
     first: dict[tuple[ir.Node, str], tuple[ir.Graph, str]] = {}  # keyed by the If, and the name without its number
     for i, (node, position, module, role) in enumerate(found):
         graph = node.graph
@@ -51,16 +52,6 @@ def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
             branch, name = first.setdefault((inside, _NUMBER.sub("", module)), (graph, module))
             found[i] = (node, position, module if branch is graph else name, role)
     return found
-
-
-def _branches(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
-    return {
-        a.as_graph(): node
-        for node in graph.all_nodes()
-        if node.op_type == "If"
-        for a in node.attributes.values()
-        if a.type == ir.AttributeType.GRAPH
-    }
 
 
 def _is_merged(value: ir.Value) -> bool:
