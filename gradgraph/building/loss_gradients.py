@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -12,10 +12,9 @@ from gradgraph.autodiff.recompute import Written, written_backward
 from gradgraph.autodiff.select import find_path
 from gradgraph.building.links import Link
 from gradgraph.building.loss_scale import LossScale
-from gradgraph.building.second_pass import SecondPass
 from gradgraph.building.step_state import StepState
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.graph.builder import Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Transform, Vars
 
@@ -95,3 +94,34 @@ class Gradients:
         noise = cancelled(path, weights)
         found = [op.zeros_like(op.wrap(w)) if w in noise else gradients[w] for w in weights]
         return found if self._scale is None else self._scale.gradients(found)
+
+
+class SecondPass:
+    """A second forward pass with other weights, for gradients at those weights (SAM).
+
+    It is a copy of ``graph``, which must contain only the forward pass and the loss.
+    """
+
+    def __init__(self, graph: ir.Graph, loss: ir.Value) -> None:
+        self._graph = graph
+        self._copy = graph.clone(allow_outer_scope_values=True)
+        computed = {v.name: v for node in self._copy for v in node.outputs}
+        self._loss = computed[loss.name]
+        self._copy.outputs.clear()
+
+    def write(self, op: Builder, moved: Mapping[ir.Value, ir.Value]) -> ir.Value:
+        """Append the copy to the graph, with weights replaced by the values in ``moved``; return its loss."""
+        originals = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values())}
+        copies: Sequence[ir.Value] = (*self._copy.inputs, *self._copy.initializers.values())
+        for value in copies:
+            original = originals[value.name]
+            value.replace_all_uses_with(moved.get(original, original))
+        nodes = list(self._copy)
+        self._copy.remove(nodes)
+        for node in nodes:
+            node.name = op.fresh(node.name or node.op_type)
+            for output in node.outputs:
+                if output.name:
+                    output.name = op.fresh(output.name)
+        self._graph.extend(nodes)
+        return self._loss

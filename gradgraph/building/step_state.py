@@ -42,7 +42,7 @@ class StepState:
         scale_names: the names of the state tensors of loss scaling, by history column.
         averages: for each averaged weight, the name of the state tensor that evaluation reads instead.
         schedule: the learning-rate schedule in the graph, if any.
-        rate: the placeholder for the learning rate of the schedule, until ``schedule_nodes`` replaces it.
+        rate: the placeholder for the learning rate of the schedule, until ``write_schedule`` replaces it.
         held: values that must keep their names.
         inputs, outputs, specs: the inputs, outputs and descriptions of the state tensors added by :meth:`carry`.
     """

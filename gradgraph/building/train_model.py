@@ -19,11 +19,10 @@ from gradgraph.building.objective import own_results
 from gradgraph.building.objective_results import Written
 from gradgraph.building.optimizer_update import OptimizerUpdate
 from gradgraph.building.pruning_masks import PruningMasks
-from gradgraph.building.schedule_nodes import write_schedule
 from gradgraph.building.selection import as_input, frozen_values, how_to_freeze
 from gradgraph.building.separate import Halves, cut, marked
 from gradgraph.building.step_state import Slot, StepState
-from gradgraph.graph.builder import Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import forget_detached
 from gradgraph.optim.schedules import Schedule
 from gradgraph.passes import randomness
@@ -31,6 +30,7 @@ from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import WRITTEN_KEY
 
 
@@ -156,3 +156,48 @@ def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> No
     fed = [r.value for r in state.rates.values()] + ([state.rate] if state.rate else [])
     graph.inputs.extend([*fed, *state.inputs])
     graph.outputs[:] = [*results, *state.outputs]
+
+
+def write_schedule(model: ir.Model, state: StepState) -> None:
+    """Write the schedule of ``state`` into a train graph, in place of the placeholder input for its rate.
+
+    The rate becomes an output, unless the graph has an input ``learning_rate`` for another part of the optimizer. The
+    nodes are written last, so that no pass optimises the schedule or folds a constant one, and ``step.fed_rate`` can
+    turn it back into an input.
+    """
+    schedule, fed, clock = state.schedule, _input(model, state.rate), _input(model, state.counter)
+    if schedule is None or fed is None or clock is None:
+        return
+    graph, op = model.graph, builder_for(model)
+    is_fed = LEARNING_RATE in state.rates
+    rate = _written(op, schedule, clock, f"update/{LEARNING_RATE}" if is_fed else column(state.name, LEARNING_RATE))
+    if not is_fed:
+        state.reports[rate.name or ""] = rate
+        following = {s.next for s in state.specs}
+        graph.outputs.insert(sum(o.name not in following for o in graph.outputs), rate)
+    graph.inputs.remove(fed)
+    fed.replace_all_uses_with(rate)
+    op.finish(graph, before=graph[0])
+
+
+def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.Value:
+    """Return the learning rate after ``clock`` updates; ``op`` gets its nodes and constants, after clean-up."""
+    op.scope = "update"
+    own = ir.Value(name=clock.name, type=clock.type, shape=clock.shape)
+    rate = op.Identity(schedule.emit(op, op.cast(op.wrap(own), ir.DataType.FLOAT)), name=name).value
+    rate.shape = ir.Shape(())
+    graph = ir.Graph([own], [rate], nodes=[], opset_imports={}, name="schedule")
+    op.finish(graph)
+    clean_up(ir.Model(graph, ir_version=10))
+    rate = graph.outputs[0]
+    op.nodes, op.constants = list(graph), list(graph.initializers.values())
+    graph.remove(op.nodes)
+    graph.initializers.clear()
+    graph.outputs.clear()
+    own.replace_all_uses_with(clock)
+    return rate
+
+
+def _input(model: ir.Model, like: ir.Value | None) -> ir.Value | None:
+    """Return the input of ``model`` called like ``like``; None for one half of a step that does not need it."""
+    return next((v for v in model.graph.inputs if like is not None and v.name == like.name), None)

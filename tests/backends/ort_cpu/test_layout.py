@@ -15,8 +15,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine, lower
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
-from gradgraph.backends.ort_cpu.blocked.min_cut import Network
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import Network, write_blocked_forms
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.portable import PORTABLE
 from gradgraph.frontend import Module, nn
