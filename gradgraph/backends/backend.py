@@ -47,6 +47,11 @@ def _no_forms() -> Forms:
     return Forms()
 
 
+def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
+    """Return no nodes, the default of ``Lowering.on_host``."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Lowering:
     """The forms and rewrites of one backend.
@@ -66,7 +71,7 @@ class Lowering:
     layouts: tuple[Layout, ...] = ()
     after: tuple[Rewrite, ...] = ()
     last: tuple[Rewrite, ...] = ()
-    on_host: Callable[[ir.Model], Collection[ir.Node]] = lambda model: ()
+    on_host: Callable[[ir.Model], Collection[ir.Node]] = _no_nodes
 
 
 def lowering_in(module: str) -> Callable[[], Lowering]:
