@@ -161,6 +161,30 @@ def adaptable(
     Raises:
         UnknownNameError, BuildError: as :func:`lora` does.
     """
+    _check_new(name, before)
+    if write_pairs(work):
+        learn_sizes(work)
+    if any(node.op_type == "QuantizeLinear" for node in work.graph):
+        work.metadata_props.setdefault(QUANTISED, "{}")  # gradients must reach layers below rounded data
+    own = {weight for adapter in before for weight in adapter.weights}
+    search = KINDS.named(kind).layers
+    found, others = search(work, target)
+    layers = [layer for layer in found if not any(v is not None and v.name in own for v in layer.node.inputs[:2])]
+    if KINDS[kind].merge is not None:
+        scaled = [layer for layer in layers if layer.weighs]
+        others += [f"'{x.name}' is a Gemm that scales its product or its bias (alpha, beta)" for x in scaled]
+        layers = [layer for layer in layers if not layer.weighs]
+    what = f"{'layer' if search is linear_layers else 'part'} that can have an adapter"
+    if not layers:
+        raise _unmatched(work, as_names(target), what, search(work, "*")[0], others)
+    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # kinds of users may lack names
+        check_patterns(target, _names_of(layers), what, [layer.name for layer in search(work, "*")[0]])
+    _check_shares(kind, layers, before)
+    return layers
+
+
+def _check_new(name: str, before: Sequence[Adapter]) -> None:
+    """Raise BuildError if one of the adapters ``before`` has the name."""
     if name in names_of_adapters(before):
         called = "" if name == DEFAULT else f" '{name}'"
         raise BuildError(
@@ -168,48 +192,33 @@ def adaptable(
             remedy="give these another name, such as name='second', or merge the others first",
             shell="give these another name, such as --name second, or merge the others first",
         )
-    if write_pairs(work):
-        learn_sizes(work)
-    if any(node.op_type == "QuantizeLinear" for node in work.graph):
-        work.metadata_props.setdefault(QUANTISED, "{}")  # gradients must reach layers below rounded data
-    own = {weight for adapter in before for weight in adapter.weights}
-    search = KINDS.named(kind).layers
-    layers, others = search(work, target)
-    layers = [layer for layer in layers if not any(v is not None and v.name in own for v in layer.node.inputs[:2])]
-    if KINDS[kind].merge is not None:
-        others += [
-            f"'{x.name}' is a Gemm that scales its product or its bias (alpha, beta)" for x in layers if x.weighs
-        ]
-        layers = [layer for layer in layers if not layer.weighs]
-    what = "layer" if search is linear_layers else "part"
-    if not layers:
-        known, _ = search(work, "*")
-        because = f": {others[0]}" if others else ""
-        if not known and any(node.op_type == "If" for node in work.graph):
-            raise UnknownNameError(
-                f"no {what} that can have an adapter matches {listed(as_names(target))}; layers in branches of an If "
-                "are not supported",
-                remedy="select one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
-                shell="select one of its branches first: --fix INPUT=VALUE",
-            )
-        raise UnknownNameError(
-            f"no {what} that can have an adapter matches "
-            f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
+
+
+def _unmatched(
+    work: ir.Model, patterns: list[str], what: str, known: Sequence[Any], others: Sequence[str]
+) -> UnknownNameError:
+    """Return the error for patterns that match no layer; ``others`` says why matching layers were excluded."""
+    if not known and any(node.op_type == "If" for node in work.graph):
+        return UnknownNameError(
+            f"no {what} matches {listed(patterns)}; layers in branches of an If are not supported",
+            remedy="select one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
+            shell="select one of its branches first: --fix INPUT=VALUE",
         )
-    if len(as_names(target)) > 1 and all(
-        hasattr(layer, "names") for layer in layers
-    ):  # layers of kinds registered by users may have no names
-        known = [layer.name for layer in search(work, "*")[0]]
-        check_patterns(target, _names_of(layers), f"{what} that can have an adapter", known)
-    if before:
-        taken = {a.module: a for a in before}
-        shared = next((taken[x.name] for x in layers if x.name in taken), None)
-        if shared is not None and not (KINDS[kind].adds and KINDS[shared.kind].adds):
-            raise BuildError(
-                f"'{shown(shared.module)}' has an adapter of kind {shared.kind}, which cannot share a layer with one "
-                f"of kind {kind}; {_weighable()} can"
-            )
-    return layers
+    because = f": {others[0]}" if others else ""
+    return UnknownNameError(
+        f"no {what} matches {listed(patterns)}{because}; choose from {listed([layer.name for layer in known][:12])}"
+    )
+
+
+def _check_shares(kind: str, layers: Sequence[Any], before: Sequence[Adapter]) -> None:
+    """Raise BuildError if a layer has an adapter that cannot share it with one of ``kind``."""
+    taken = {a.module: a for a in before}
+    shared = next((taken[x.name] for x in layers if x.name in taken), None) if taken else None
+    if shared is not None and not (KINDS[kind].adds and KINDS[shared.kind].adds):
+        raise BuildError(
+            f"'{shown(shared.module)}' has an adapter of kind {shared.kind}, which cannot share a layer with one "
+            f"of kind {kind}; {_weighable()} can"
+        )
 
 
 # --- several names -----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def language_model(
         fix_input(work, USE_CACHE, False)
     if any(v.shape is None for node in graph for v in node.outputs if v.name):  # such as after forget_sizes
         learn_sizes(work)
-    every = list(graph.outputs)
+    every = len(graph.outputs)
     _choose_outputs(graph, outputs)
     kept = set(_matched(as_names(keep), graph.inputs, "input"))
     if packed:
@@ -102,7 +102,7 @@ def language_model(
     past = [given.pop(name) for name in _like(_PAST, list(given))]
     tokens = _tokens_of(list(given.values()))
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
-    if tokens is None or not (past or counted or kept or len(graph.outputs) < len(every)):
+    if tokens is None or not (past or counted or kept or len(graph.outputs) < every):
         raise BuildError(
             "the model has no inputs for a cache, a mask or positions; it can be trained as it is",
             remedy="gg.surgery.cut(model, outputs=...) selects its outputs",
@@ -111,22 +111,12 @@ def language_model(
     _check(past)
     mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
     editor = Editor(work, Builder(taken=names_of(work)))
-    for value in counted:
-        _COUNTED[value.name or ""](editor, value, tokens, mask)
-    sizes = {size for node in nodes_of(work) if (size := _size_of_heads(node))}
-    usual = sizes.pop() if len(sizes) == 1 else None
-    for value in past:
-        _empty(editor, value, tokens, usual)
-    gone = {*past, *counted}
-    graph.inputs[:] = [v for v in graph.inputs if v not in gone]
+    _fill_in(work, editor, tokens, counted, past, mask)
     compute_in_float32(work)
     if packed:
         _hide_others(work, editor, tokens)
     elif mask is not None:
-        op = editor.op
-        assert tokens is not None  # as searched for above
-        count_seen(work, editor, (tokens, mask), _seen(op, mask))
-        _hide(work, editor, op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2]), tokens)
+        _hide_padding(work, editor, tokens, mask)
     return closed(work, model, out)
 
 
@@ -199,6 +189,25 @@ def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
     old.replace_all_uses_with(new.value)
 
 
+def _fill_in(
+    work: ir.Model,
+    editor: Editor,
+    tokens: ir.Value,
+    counted: Sequence[ir.Value],
+    past: Sequence[ir.Value],
+    mask: ir.Value | None,
+) -> None:
+    """Compute the inputs ``counted`` (masks and positions) from ``tokens``, and make ``past`` empty, in place."""
+    for value in counted:
+        _COUNTED[value.name or ""](editor, value, tokens, mask)
+    sizes = {size for node in nodes_of(work) if (size := _size_of_heads(node))}
+    usual = sizes.pop() if len(sizes) == 1 else None
+    for value in past:
+        _empty(editor, value, tokens, usual)
+    gone = {*past, *counted}
+    work.graph.inputs[:] = [v for v in work.graph.inputs if v not in gone]
+
+
 def _sizes(op: Builder, tokens: Var) -> Var:
     """Return [batch, length] of tokens, or of their embeddings."""
     return op.Slice(op.shape(tokens), [0], [2], [0])
@@ -236,6 +245,13 @@ def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
     own = op.wrap(segments)
     editor.place(editor.root[0])
     _hide(work, editor, op.Equal(op.Unsqueeze(own, [1, 3]), op.Unsqueeze(own, [1, 2])), tokens)
+
+
+def _hide_padding(work: ir.Model, editor: Editor, tokens: ir.Value, mask: ir.Value) -> None:
+    """Restrict attention to the tokens that the input ``mask`` marks as visible."""
+    op = editor.op
+    count_seen(work, editor, (tokens, mask), _seen(op, mask))
+    _hide(work, editor, op.Unsqueeze(op.cast(op.wrap(mask), ir.DataType.BOOL), [1, 2]), tokens)
 
 
 def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
