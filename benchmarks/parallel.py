@@ -104,7 +104,7 @@ def work(name: str, steps: int, way: str) -> None:
     batch = dict(np.load(folder_of(name) / "batch.npz"))
     trainer.step(batch)
     executor = trainer._executor
-    session: Any = executor.part.training.for_usual()
+    session: Any = executor.part.for_usual()
     clock = Clock()
     sessions = [session]
     if parallel.ranks > 1:

@@ -23,8 +23,9 @@ from gradgraph.files.protos import reads
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.graph.shapes import shape_of_type
-from gradgraph.runtime.execution.memory import Moment, all_sizes_of, moments
+from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.runtime.execution.profiler import Profile
+from gradgraph.runtime.execution.walk import Walk
 from gradgraph.step.origins import ROLES, Origins, kept_of
 from gradgraph.step.step import Step
 
@@ -87,9 +88,9 @@ def _declared(value: onnx.ValueInfoProto) -> TensorSpec:
 def step_data(step: Step, profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the data of the page of a step: facts, train graphs and weights."""
     m = step.manifest
-    lived = moments(step, sizes)
-    graphs = [_graph(step, name, lived[name], profiles.get(name)) for name in m.parts]
-    return {"facts": _told(_facts(step, sizes)), "parts": ROLES, "graphs": graphs, "weights": _weights(step)}
+    prediction = Prediction.here(step, None, sizes)
+    graphs = [_graph(step, name, prediction.walks[name], profiles.get(name)) for name in m.parts]
+    return {"facts": _told(_facts(step, prediction.sizes)), "parts": ROLES, "graphs": graphs, "weights": _weights(step)}
 
 
 def _facts(step: Step, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -100,7 +101,7 @@ def _facts(step: Step, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     yield "targets", _signatures(m.targets)
     yield "backend", m.backend
     yield "written by", f"gradgraph {m.gradgraph}"
-    yield "memory for", ", ".join(f"{name}={size}" for name, size in all_sizes_of(m, sizes).items())
+    yield "memory for", ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _told(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -114,8 +115,8 @@ def _signatures(specs: Iterable[TensorSpec]) -> str:
 # --- graphs ------------------------------------------------------------------------------------------------
 
 
-def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) -> dict[str, Any]:
-    """Return the data of the train graph ``name``: nodes, memory over time (``lived``), and times in ``profile``."""
+def _graph(step: Step, name: str, walk: Walk, profile: Profile | None) -> dict[str, Any]:
+    """Return the data of the train graph ``name``: nodes, memory over time, and times in ``profile``."""
     train = step.trains[name]
     origins = Origins.of_step(step.manifest, step.eval, train)
     at = {node.name: i for i, node in enumerate(train.graph.node)}
@@ -123,7 +124,7 @@ def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) 
         "name": name,
         "nodes": [_node(node, origins) for node in train.graph.node],
         "inputs": {i.name: _kind_of_input(step, i.name) for i in train.graph.input},
-        "moments": _moments(lived, origins, at),
+        "moments": _moments(walk, origins, at),
         "times": None if profile is None else _times(profile, origins, at),
     }
 
@@ -156,17 +157,18 @@ def _kind_of_input(step: Step, name: str) -> str:
     return {"parameter": "weight", "": "hyperparameter"}.get(kind, kind)
 
 
-def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
+def _moments(walk: Walk, origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
     """Return the index in the train graph, the allocated bytes and the bytes in use by kind, for each executed node.
 
     A node with a truncated name gets the index of the previous node of its role, or −1.
     """
     found: list[list[int]] = []
     last: dict[str, int] = dict.fromkeys(ROLES, -1)
-    for moment in lived:
-        role = origins(moment.node).role
-        last[role] = at.get(origins.place(moment.node), last[role])
-        found.append([last[role], moment.made, *moment.alive.values()])
+    for node, *sizes in zip(walk.nodes, walk.made, *walk.alive.values(), strict=True):
+        name = node.name or ""
+        role = origins(name).role
+        last[role] = at.get(origins.place(name), last[role])
+        found.append([last[role], *sizes])
     return found
 
 

@@ -8,12 +8,13 @@ lifetimes chooses the best. All of it is linear in the number of nodes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.recompute import Differentiated, Segments
+from gradgraph.graph.lifetimes import bytes_alive
 
 Bytes = Callable[[ir.Value], int]
 
@@ -109,14 +110,16 @@ class Course:
 
     def peak(self, cuts: Sequence[int]) -> int:
         """Return the peak memory with these cuts in bytes: of all values and gradients alive at one time."""
+        lives = [(first, last, self.size(y)) for y, first, last in self._lives(cuts)]
+        return max(bytes_alive(lives, len(self.passes.forward) + len(self.passes.backward) + 1))
+
+    def _lives(self, cuts: Sequence[int]) -> Iterator[tuple[ir.Value, int, int]]:
+        """Yield each value of a step with these cuts, and the places of the first and the last node at which it lives.
+
+        A value that is recomputed has two lives.
+        """
         p, segments = self.passes, Segments(self.passes, cuts)
-        count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
-        change = np.zeros(end + 1, np.int64)
-
-        def lives(y: ir.Value, first: int, last: int) -> None:
-            change[first] += self.size(y)
-            change[last + 1] -= self.size(y)
-
+        count = len(p.forward)
         needed_at = [count + p.begin(cut) for cut in cuts]  # when each segment is recomputed
         for i, node in enumerate(p.forward):
             segment = segments.of(i)
@@ -124,21 +127,16 @@ class Course:
                 last = self._last.get(y, i)
                 readers = p.read.get(y, ())
                 if y in p.moving and y not in segments.kept and segment < len(cuts):
-                    lives(y, i, last)
+                    yield y, i, last
                     if readers:
-                        lives(y, min(needed_at[segment], count + readers[0]), count + readers[-1])
+                        yield y, min(needed_at[segment], count + readers[0]), count + readers[-1]
                     continue
                 if readers:
                     last = max(last, count + readers[-1])
                 if y in segments.kept and segment < len(cuts):
                     last = max(last, needed_at[segment])
-                lives(y, i, last)
-        found: dict[ir.Value, int] = {}
-        for i in p.needed:
-            for x in p.backward[i].inputs:
-                if x is not None:
-                    found[x] = i
+                yield y, i, last
+        found = {x: i for i in p.needed for x in p.backward[i].inputs if x is not None}
         for i in p.needed:
             for y in p.backward[i].outputs:
-                lives(y, count + i, count + found.get(y, i))
-        return int(np.cumsum(change).max())
+                yield y, count + i, count + found.get(y, i)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -10,14 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.chat.chat_recipe import RANK, Recipe
 from gradgraph.errors import DataError, readable_bytes
-from gradgraph.runtime.execution.memory import (
-    all_sizes_of,
-    bytes_of,
-    frozen_tensors,
-    memory,
-    opened_here,
-    walked,
-)
+from gradgraph.runtime.execution.memory import Prediction, bytes_of, frozen_tensors
 from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.step.step import Step
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
@@ -163,13 +156,11 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
         merges: the number of weights of the largest layer that is merged; 0 if none is. While layers are merged,
             training sessions are closed, and merged weights are in a file whose pages do not stay in memory.
     """
-    sizes = _sizes(step, rows, longest)
+    prediction = Prediction.here(step, None, _sizes(step, rows, longest))
     state = sum(spec.nbytes for spec in step.manifest.state)  # copied once more when it is saved
-    taken = memory(step, options=None, **sizes)
-    training = (
-        PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))
-    )  # PROCESS includes taken.session
-    alone = integers(step) + forward(step, sizes)
+    taken = prediction.memory
+    alone = integers(step) + prediction.evaluation
+    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # PROCESS includes sessions
     training += sessions * alone
     merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
     return max(training, merging if merges else 0)
@@ -178,12 +169,6 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
 def integers(step: Step) -> int:
     """Return the size in bytes of all stored integers of quantised weights, which a second session copies."""
     return sum(bytes_of(t) for t in frozen_tensors(step) if not ir.DataType(t.data_type).is_floating_point())
-
-
-def forward(step: Step, sizes: Mapping[str, int]) -> int:
-    """Return the bytes that the evaluation session needs in addition to the training session, without weights."""
-    opened = opened_here(step, None)
-    return walked(opened.lowered(step.eval, all_sizes_of(step.manifest, sizes))).taken
 
 
 def _sessions(recipe: Recipe, data: Data) -> int:

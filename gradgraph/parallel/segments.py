@@ -10,15 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.graph.lifetimes import VIEWS
 from gradgraph.parallel.joint_norms import RANKS, Message
 from gradgraph.parallel.update_parts import reads_of
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
-from gradgraph.runtime.execution.liveness import VIEWS, most_alive
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.regions import region_of_several
 from gradgraph.runtime.execution.session import create_session
 from gradgraph.runtime.execution.state import aligned_empty
+from gradgraph.runtime.execution.walk import most_alive
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep

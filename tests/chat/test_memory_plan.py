@@ -23,6 +23,7 @@ from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCES
 from gradgraph.errors import DataError
 from gradgraph.files import spilled
 from gradgraph.files.models import load_model
+from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.surgery.merged import merge_to_folder
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -53,9 +54,15 @@ def step_of(recipe: Recipe, data: Any = None) -> gg.Step:
 
 
 @functools.cache
-def estimated(step: gg.Step, options: Any, **sizes: int) -> Any:
+def estimated(step: gg.Step, **sizes: int) -> Prediction:
     """What is asked for again and again here."""
-    return gg.memory(step, options=options, **sizes)
+    return Prediction.here(step, None, sizes)
+
+
+class Remembered:
+    @staticmethod
+    def here(step: gg.Step, options: None, sizes: dict[str, int]) -> Prediction:
+        return estimated(step, **sizes)
 
 
 @functools.cache
@@ -65,7 +72,7 @@ def bytes_of(rows: int, recompute: bool = False, accumulate: int = 1, rank: int 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "memory", lambda step, options, **sizes: estimated(step, options, **sizes))
+    monkeypatch.setattr(memory_plan, "Prediction", Remembered)
 
 
 def cut(recipe: Recipe) -> Rows:

@@ -86,7 +86,8 @@ def trainer(step: gg.Step, placement: Placement | None = None, **options: Any) -
 
 
 def session_of(t: Trainer, n: int) -> Any:
-    return t._executor.part.training.of(t._executor.check_batch(batch(n, 0)))
+    part = t._executor.part
+    return part.of(t._executor.batch_of(part, batch(n, 0), raw=False))
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True, "auto"])

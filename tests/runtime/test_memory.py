@@ -19,7 +19,7 @@ from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_native import in_use
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
-from gradgraph.runtime.execution import memory as estimates
+from gradgraph.runtime.execution import walk
 from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
 from gradgraph.runtime.loop.sizing import free_memory, limit_of
@@ -108,8 +108,8 @@ def test_what_the_peak_consists_of(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(h.bytes for h in found.held) == found.memory.peak
     assert sum(found.modules.values()) == found.memory.activations
     assert sum(found.operators.values()) == found.memory.peak
-    assert {name.partition(", ")[0] for name in found.operators} <= {*estimates.KINDS}
-    assert all(" (" in h.made_by and h.kind in estimates.KINDS for h in found.held)
+    assert {name.partition(", ")[0] for name in found.operators} <= {*walk.KINDS}
+    assert all(" (" in h.made_by and h.kind in walk.KINDS for h in found.held)
     assert [h.bytes for h in found.held] == sorted((h.bytes for h in found.held), reverse=True)
     assert found.memory == gg.memory(step, N=64) and found.batches[128] == gg.memory(step, N=128).total
     step.save(tmp_path / "step")
@@ -155,7 +155,7 @@ def test_the_worst_moment() -> None:
             y = ReduceSum <keepdims = 0> (d)
         }""")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "shape"))
-    assert estimates.walked(model).peak == {"activations": 400 + 1000 + 2 * 200, "gradients": 0, "update": 0}
+    assert walk.walked(model).peak == {"activations": 400 + 1000 + 2 * 200, "gradients": 0, "update": 0}
 
 
 @pytest.mark.parametrize(

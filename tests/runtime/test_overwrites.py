@@ -159,7 +159,7 @@ def test_a_step_that_fails_while_it_writes_says_so(monkeypatch: pytest.MonkeyPat
     batch = batches(step, 1)[0]
     t = opened_trainer(step)
     t.step(batch)
-    session = t._executor.part.training.of(batch)
+    session = t._executor.part.of(batch)
     run = session.session.run_with_iobinding
 
     def fails(*given: Any) -> None:

@@ -12,8 +12,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
-from gradgraph.files.untrusted.documents import LARGEST
-from gradgraph.runtime.execution.profiler import PLACES, Profile, _own_times, profile_of
+from gradgraph.runtime.execution.profiler import PLACES, Profile, _own_times
 from tests.kit.command_line import arrays, mlp
 from tests.kit.lowered_networks import batches, exported
 
@@ -57,13 +56,6 @@ def test_bodies_of_loops_are_counted_once() -> None:
     events = [{"name": name, "ts": begin, "dur": dur} for name, (begin, dur) in spans.items()]
     found = {event["name"]: own for event, own in _own_times(events[::-1])}
     assert found == {"scan": 3, "first": 3, "second": 3, "inner": 1, "behind": 7}
-
-
-def test_files_of_large_networks_are_read(tmp_path: Path) -> None:
-    step = gg.build(exported("residual", "batch"), "cross_entropy", "sgd")
-    path = tmp_path / "profile.json"
-    path.write_text(" " * (LARGEST + 1) + "[]")
-    assert profile_of(step, step.train, path, [0.5]).seconds == 0.5
 
 
 def test_tables_and_data() -> None:

@@ -14,8 +14,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.runtime.execution import memory, opened, regions
 from gradgraph.runtime.execution.arena import Arena
-from gradgraph.runtime.execution.liveness import most_alive
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.execution.walk import most_alive
 from tests.kit.lowered_networks import exported
 
 MIB = 1 << 20

@@ -12,7 +12,6 @@ the preceding gradient (see ``autodiff/recompute.py``).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -23,7 +22,8 @@ from gradgraph.autodiff.recompute import AGAIN
 from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
+from gradgraph.graph.lifetimes import VIEWS, is_view, known_bytes, owners
+from gradgraph.graph.shapes import is_elementwise
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import copied
 
@@ -32,9 +32,8 @@ LEAST_OF_ALL = 64 << 20  # total bytes of recomputed tensors below which recompu
 MOST_NODES = 8  # nodes recomputed per tensor: otherwise sums of residuals would lead back to the first residual
 _GRADIENT = "grad"
 _LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # scopes of nodes after the forward pass
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _CHEAP = frozenset(
-    {("", name) for name in (*_VIEWS, "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Transpose")}
+    {("", name) for name in (*VIEWS, "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Transpose")}
     | {(BLOCKED, name) for name in ("ReorderInput", "ReorderOutput")}
 )
 
@@ -42,7 +41,7 @@ _CHEAP = frozenset(
 def recompute_cheap_values(model: ir.Model) -> bool:
     """Copy cheap nodes of the main graph for its backward pass, in place; return whether any were copied."""
     kept = Kept(model.graph)
-    if sum(_bytes_of(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
+    if sum(known_bytes(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
         return False
     written = _write_copies(model, kept)
     model.graph.sort()
@@ -61,10 +60,7 @@ class Kept:
         self.order = as_executed(graph)
         self.again: dict[ir.Value, tuple[ir.Node, ...]] = {}
         self._graph = graph
-        self._storage: dict[ir.Value, ir.Value] = {}  # for views: the value whose memory they share
-        for node in self.order:
-            if _is_view(node):
-                self._storage[node.outputs[0]] = self.root(_first(node))
+        self._storage = owners(self.order)
         self._read_late = {self.root(x) for node in self.order if is_late(node) for x in reads(node)}
         self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # nodes that recompute a value; none if it is saved
         for node in self.order:
@@ -78,7 +74,7 @@ class Kept:
     def _look_at(self, node: ir.Node) -> None:
         nodes = self._nodes_for(node)
         for y in node.outputs:
-            size = _bytes_of(y)
+            size = known_bytes(y)
             if size is not None and size < LEAST:
                 self._ways[y] = ()
             elif nodes and self._may_go(y):
@@ -93,30 +89,22 @@ class Kept:
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
-        if _is_view(node) and not ways[0]:  # a view of a saved value needs no memory
+        if is_view(node) and not ways[0]:  # a view of a saved value needs no memory
             return None
         nodes = dict.fromkeys(n for way in ways for n in way or ())
-        count = sum(not _is_view(n) for n in (*nodes, node))
+        count = sum(not is_view(n) for n in (*nodes, node))
         return (*nodes, node) if count <= MOST_NODES else None
 
     def _may_go(self, y: ir.Value) -> bool:
         """Return whether ``y`` may be recomputed: its sizes are known, and only nodes of the main graph read it."""
-        return _bytes_of(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
+        return (
+            known_bytes(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
+        )
 
 
 def is_late(node: ir.Node) -> bool:
     """Return whether ``node`` was written after the forward pass, by the scope in its name."""
     return (node.name or "").partition("/")[0] in _LATE
-
-
-def _first(node: ir.Node) -> ir.Value:
-    x = node.inputs[0]
-    assert x is not None
-    return x
-
-
-def _is_view(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None
 
 
 def _is_cheap(node: ir.Node) -> bool:
@@ -125,11 +113,6 @@ def _is_cheap(node: ir.Node) -> bool:
 
 def _readers(y: ir.Value) -> Iterable[ir.Node]:
     return dict.fromkeys(node for node, _ in y.uses())
-
-
-def _bytes_of(y: ir.Value) -> int | None:
-    sizes = all_sizes(shape_of(y))
-    return None if sizes is None or y.dtype is None else math.ceil(math.prod(sizes) * y.dtype.itemsize)
 
 
 # --- rewriting ---------------------------------------------------------------------------------------------------
@@ -169,7 +152,7 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
         found.append(last)
         y = node.outputs[0]
         is_gradient = (node.name or "").partition("/")[0] == _GRADIENT and not y.is_graph_output()
-        if is_gradient and y.dtype == ir.DataType.FLOAT and _bytes_of(y):
+        if is_gradient and y.dtype == ir.DataType.FLOAT and known_bytes(y):
             last = y
     return found
 
@@ -180,7 +163,7 @@ def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[i
     for node in nodes:
         read = list(reads(node))
         if made.isdisjoint(read):
-            yield max((x for x in read if x.const_value is None), key=lambda x: _bytes_of(x) or 0)
+            yield max((x for x in read if x.const_value is None), key=lambda x: known_bytes(x) or 0)
         made.update(node.outputs)
 
 

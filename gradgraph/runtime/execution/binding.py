@@ -134,9 +134,8 @@ class BoundSession:
             self.numbers.update((name, read()) for name, read in self._read)
             return
         if self._next_of:
-            if self._copied:
-                for name, tensor in self._copied.items():
-                    self._state.overwrite(name, tensor)
+            for name, tensor in self._copied.items():
+                self._state.put(name, tensor.read())
             self._state.swap(self.moved)
         numbers = self.numbers
         for name, read in self._read:

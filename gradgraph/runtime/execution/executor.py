@@ -229,23 +229,6 @@ class Executor:
 
     # --- one step -------------------------------------------------------------------------------------------
 
-    def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
-        """Return the batch as arrays with the dtypes and shapes of the step's inputs.
-
-        ``Rows`` that the session gathers itself are returned unchanged, since their table was checked before.
-
-        Raises:
-            DataError: if the batch does not match the step.
-        """
-        if type(batch) is not Rows:
-            return self._learnt(self.checker(batch))
-        self.opened.gathered = shapes = batch.table.shapes
-        session = self.part.training.for_usual()
-        if session.gathers != shapes:
-            return self.checker(dict(batch))
-        batch.session = session
-        return batch
-
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
         """Return the numbers of samples and of loss terms in a checked batch; see :meth:`BatchChecker.counts`."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
@@ -283,7 +266,7 @@ class Executor:
         if self.team.ranks > 1:
             self._check_all_count(feeds)
             self.team.counts(*self.counts(feeds))
-        session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
+        session: BoundSession = (type(feeds) is Rows and feeds.session) or part.of(feeds)
         # binding for a device copies, so the hyperparameters must be bound again in each step
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
         session.run(fed, options)
@@ -298,10 +281,10 @@ class Executor:
             p.hyperparameters[column(part.name, LEARNING_RATE)] = session.numbers[LEARNING_RATE]
         if part.name:
             p.counts[part.name] = p.counts.get(part.name, 0) + 1
-            usual = {column(part.name, dim): size for dim, size in (part.training.usual or {}).items()}
+            usual = {column(part.name, dim): size for dim, size in (part.usual or {}).items()}
             p.sizes = {**(p.sizes or {}), **usual}
         else:
-            p.sizes = part.training.usual
+            p.sizes = part.usual
         return session
 
     def _goes_on_with(self, kernels: str) -> None:
@@ -370,16 +353,24 @@ class Executor:
         return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part, batch: Batch, raw: bool = True) -> Mapping[str, Feed]:
-        """Return a checked batch for one step; inputs of other steps are dropped.
+        """Return a checked batch for one step: arrays with the dtypes and shapes of its inputs.
 
-        ``raw`` is whether the batch comes directly from the user, not from a source.
+        Inputs of other steps are dropped. ``Rows`` that the session gathers itself are returned unchanged, since their
+        table was checked before. ``raw`` is whether the batch comes directly from the user, not from a source.
 
         Raises:
             DataError: if the batch does not match the step.
         """
-        if not part.name:
+        if part.name:
+            return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
+        if type(batch) is not Rows:
             return self._learnt(self.checker(batch, raw=raw))
-        return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
+        self.opened.gathered = shapes = batch.table.shapes
+        session = part.for_usual()
+        if session.gathers != shapes:
+            return self.checker(dict(batch))
+        batch.session = session
+        return batch
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
         """Return a checked batch unchanged; if it was passed as a table, record its column and class names."""
@@ -470,7 +461,7 @@ class Executor:
             self.train(feeds, hyperparameters, part)
             seconds.append(time.perf_counter() - begin)
         with tempfile.TemporaryDirectory() as folder:
-            session = self.opened.alone(part, part.training.sizes(feeds), Path(folder) / "profile")
+            session = self.opened.alone(part, part.sizes(feeds), Path(folder) / "profile")
             fed = feeds if self.state.on_cpu else {**feeds, **part.rates.constants}
             for _ in range(WARM_UP + steps):
                 session.run(fed)
@@ -518,7 +509,7 @@ class Executor:
         """
         for part in self.parts.values():
             if all(s.name in shapes for s in part.specs):
-                part.training.expect_shapes(shapes)
+                part.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
         """Return a context for many runs on the batches of ``source``, in which this thread flushes denormals.
@@ -531,7 +522,7 @@ class Executor:
     def release(self) -> None:
         """Drop all references of training sessions and checkers to batches."""
         for part in self.parts.values():
-            part.training.release()
+            part.release()
         for checker in (self.checker, *self._checkers.values()):
             checker.forget()
 
@@ -579,7 +570,7 @@ class Executor:
                 prefix = column(name, "")  # with several steps, names of sizes begin with the step's name
                 sizes = {n.removeprefix(prefix): d for n, d in progress.sizes.items() if n.startswith(prefix)}
                 if sizes or not name:
-                    part.training.expect(sizes)
+                    part.expect(sizes)
 
 
 def without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:

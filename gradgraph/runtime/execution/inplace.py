@@ -31,9 +31,10 @@ from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
 from gradgraph.files.protos import names_in_bodies
+from gradgraph.graph import lifetimes
 from gradgraph.graph.shapes import shape_of_type, sizes_or
 
-VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
+VIEWS = lifetimes.VIEWS | {"Optional", "OptionalGetElement"}
 """Operators whose output onnxruntime lets share the memory of their first input."""
 
 OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {

@@ -34,7 +34,6 @@ from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_w
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
-from gradgraph.runtime.execution.liveness import most_alive
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
@@ -55,6 +54,7 @@ from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
+from gradgraph.runtime.execution.walk import most_alive
 from gradgraph.step.inference import without_loss
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -295,7 +295,7 @@ class OpenedStep:
         The session for the usual sizes may; the general session for other batches (empty ``sizes``) needs
         ``_packs_twice``.
         """
-        return bool(sizes) or not part.training.has_sizes or self._packs_twice
+        return bool(sizes) or not part.has_sizes or self._packs_twice
 
     def half(
         self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str], packs: bool = True
@@ -432,10 +432,7 @@ class OpenedStep:
         """Create a session of ``model`` for evaluation or prediction."""
         backend = self.placement.computes_for(self.options)
         key = functools.partial(self._key, model, backend)
-        return self._executing(model, key, lambda: self._lowered(model), packs=packs)[0]
-
-    def _lowered(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
+        return self._executing(model, key, lambda: self._in_order(for_machine(model, backend)), packs=packs)[0]
 
     def _in_order(self, model: onnx.ModelProto) -> onnx.ModelProto:
         m = self.manifest

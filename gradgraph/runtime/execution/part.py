@@ -1,4 +1,4 @@
-"""One train graph of an opened step, with its inputs, outputs, hyperparameters and sessions."""
+"""The sessions of one train graph of an opened step, with its inputs, outputs and hyperparameters."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
         )
 
 
-class Part:
-    """One of the named steps of a step folder, or its only step (with the name "").
+class Part(ShapedSessions[BoundSession]):
+    """The training sessions of one of the named steps of a step folder, or of its only step (with the name "").
 
     Attributes:
         reports_rate: whether the learning rate follows a schedule in the graph, and is an output of each step.
@@ -41,16 +41,15 @@ class Part:
         self, name: str, manifest: Manifest, model: onnx.ModelProto, make: Callable[[Part, Sizes], BoundSession]
     ) -> None:
         spec = manifest.parts[name]
-        self.name, self.model = name, model
-        self.specs = manifest.specs_of(name)
+        self.name, self.model, self.specs = name, model, manifest.specs_of(name)
+        super().__init__(self.specs, functools.partial(make, self))
         self.rates = Rates(spec.hyperparameters)
         self.reports_rate = column(name, LEARNING_RATE) in spec.reports
         counter = column(name, "step")
         counts = counter in spec.writes and any(s.name == counter and s.kind == "counter" for s in manifest.state)
         fed = LEARNING_RATE in spec.hyperparameters
         self.ends, self.counter = rates_end(spec.optimizer) if counts and not fed else None, counter
-        self._manifest, self._make = manifest, make
-        self.close_sessions()
+        self._manifest = manifest
 
     @functools.cached_property
     def ports(self) -> Ports:
@@ -68,7 +67,3 @@ class Part:
         known = self.rates.defaults
         values = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}
         return {name: value for name, value in values.items() if name in known}
-
-    def close_sessions(self) -> None:
-        """Close all sessions; the next run opens one for the sizes of its batch."""
-        self.training: ShapedSessions[BoundSession] = ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradgraph.errors import readable_bytes, shown
-from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, as_run, estimate, opened_here, walked
+from gradgraph.runtime.execution.memory import Memory, Prediction
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.execution.walk import Walk
 from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import Origins
 from gradgraph.step.step import Step
@@ -91,42 +92,41 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
     Raises:
         UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
     """
-    definition = step if isinstance(step, Step) else Step.load(step)
-    whole = all_sizes_of(definition.manifest, sizes)
-    opened = opened_here(definition, options)
-    state = sum(s.nbytes for s in definition.manifest.state)
-    walks = {name: walked(as_run(opened, part, whole)[0], state) for name, part in opened.parts.items()}
-    worst = max(walks, key=lambda name: walks[name].taken)
-    held = _held(walks[worst], Origins.of_step(definition.manifest, definition.eval, definition.trains[worst]))
+    prediction = Prediction.here(step, options, sizes)
+    worst, definition = prediction.worst, prediction.opened.definition
+    origins = Origins.of_step(definition.manifest, definition.eval, definition.trains[worst])
+    held = _held(prediction.walks[worst], origins)
     modules, operators = Counter[str](), Counter[str]()
     for tensor in held:
         operators[f"{tensor.kind}, {tensor.made_by.partition(' ')[0]}"] += tensor.bytes
         if tensor.kind == "activations":
             modules[tensor.module] += tensor.bytes
-    found = estimate(opened, whole)
     by_module, by_operator = dict(modules.most_common()), dict(operators.most_common())
-    return Peak(found, by_module, by_operator, held, _by_batch(definition, options, sizes, found))
+    found = prediction.memory
+    return Peak(found, by_module, by_operator, held, _by_batch(prediction, found.total))
 
 
 def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
     found = []
-    for value, (size, kind) in sorted(walk.worst.items(), key=lambda item: -item[1][0]):
-        maker, reader = value.producer(), walk.last.get(value)
-        if maker is not None and size:
+    for tensor in sorted(walk.at_peak, key=lambda tensor: -tensor.bytes):
+        if tensor.bytes:
+            maker, reader = walk.nodes[tensor.first], walk.nodes[tensor.last] if tensor.last < len(walk.nodes) else None
             made = f"{maker.op_type} ({maker.name})"
             kept = f"{reader.op_type} ({reader.name})" if reader is not None else ""
-            found.append(Held(value.name or "", size, kind, made, kept, origins(maker.name or "").module))
+            module = origins(maker.name or "").module
+            found.append(Held(tensor.value.name or "", tensor.bytes, tensor.kind, made, kept, module))
     return tuple(found)
 
 
-def _by_batch(step: Step, options: RuntimeOptions | None, sizes: Mapping[str, int], found: Memory) -> dict[int, int]:
-    """Return the total bytes for one, two and four times the batch size of the estimate ``found``, by batch size.
+def _by_batch(prediction: Prediction, once: int) -> dict[int, int]:
+    """Return the total bytes for one, two and four times the predicted batch size, by batch size.
 
-    The last number is extrapolated linearly. The dict is empty if the batch size is fixed.
+    ``once`` is the first number; the last one is extrapolated linearly. The dict is empty if the batch size is fixed.
     """
-    first = next((d for s in step.manifest.inputs for d in s.shape[:1] if isinstance(d, str)), None)
+    inputs = prediction.opened.manifest.inputs
+    first = next((d for s in inputs for d in s.shape[:1] if isinstance(d, str)), None)
     if first is None:
         return {}
-    batch = found.sizes[first]
-    twice = estimate(opened_here(step, options), all_sizes_of(step.manifest, {**sizes, first: 2 * batch})).total
-    return {batch: found.total, 2 * batch: twice, 4 * batch: found.total + 3 * (twice - found.total)}
+    batch = prediction.sizes[first]
+    twice = Prediction(prediction.opened, {**prediction.given, first: 2 * batch}).memory.total
+    return {batch: once, 2 * batch: twice, 4 * batch: once + 3 * (twice - once)}

@@ -126,7 +126,7 @@ def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence
 
     The file covers ``WARM_UP`` steps followed by timed steps, whose times are ``seconds``.
     """
-    events = json_of(path.read_bytes(), largest=path.stat().st_size)  # large networks exceed the default
+    events = json_of(path.read_bytes())
     ends = sorted(e["ts"] + e["dur"] for e in events if e["cat"] == "Session" and e["name"] == "model_run")
     kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_KERNEL)]
     times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(seconds))

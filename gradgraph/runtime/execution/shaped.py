@@ -40,10 +40,14 @@ class ShapedSessions(Generic[Session]):
     """
 
     def __init__(self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session]) -> None:
-        self.usual: Sizes | None = None
         self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
         self.has_sizes = bool(self._dims)
         self._make = make
+        self.close_sessions()
+
+    def close_sessions(self) -> None:
+        """Close all sessions; the next batch determines the usual sizes."""
+        self.usual: Sizes | None = None
         self._made: dict[bool, Session] = {}
         self._last: Session | None = None
         self._last_sizes: list[tuple[str, int, int]] = []  # input, axis and size of that axis in the last batch

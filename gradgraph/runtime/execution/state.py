@@ -158,10 +158,6 @@ class State:
         """Return a new tensor with the shape and type of the state tensor ``name``; its memory is uninitialized."""
         return Tensor(self.specs[name], self._placement)
 
-    def overwrite(self, name: str, tensor: Tensor) -> None:
-        """Copy ``tensor`` over the current value of ``name``."""
-        self.put(name, tensor.read())
-
     def put(self, name: str, array: np.ndarray[Any, Any]) -> None:
         """Copy ``array`` over the current value of ``name``."""
         self._tensor(name, self.side).write(array)

@@ -396,7 +396,7 @@ class Fit:
         """
         p = self.progress
         try:
-            feeds = self.executor.check_batch(batch)
+            feeds = self.executor.batch_of(self.executor.part, batch, raw=False)
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         self.team.spare = type(batch) is Spare

@@ -16,7 +16,7 @@ from gradgraph.runtime.data.batch import Feed, fixed_rows
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.executor import Executor
-from gradgraph.runtime.execution.memory import estimate
+from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.loop.logs import memory
 
@@ -164,8 +164,8 @@ class _Search:
 
     def _estimate(self, size: int) -> int:
         feeds = self._feeds(min(size, self._source.rows or size))
-        sizes = {dim: n for part in self._executor.parts.values() for dim, n in part.training.sizes(feeds).items()}
-        found = estimate(self._executor.opened, sizes)
+        sizes = {dim: n for part in self._executor.parts.values() for dim, n in part.sizes(feeds).items()}
+        found = Prediction(self._executor.opened, sizes).memory
         return found.peak + found.batch
 
     def trial(self, size: int) -> int:
@@ -188,7 +188,7 @@ class _Search:
         """
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}
-        session = self._executor.opened.alone(part, {} if general else part.training.sizes(mine))
+        session = self._executor.opened.alone(part, {} if general else part.sizes(mine))
         for _ in range(2):
             session.run(mine)
         return session

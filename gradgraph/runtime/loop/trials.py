@@ -135,7 +135,7 @@ class Trial:
         With gradient accumulation, ``moves`` is whether to update the weights after this batch.
         """
         executor, part = self.executor, self.part
-        feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)
+        feeds = executor.batch_of(part, batch, raw=False)
         counted = executor.counted(part.name, feeds)
         if self.accumulate is not None:
             rates = {**rates, **part.told_to_add_up(moves, counted)}

@@ -20,7 +20,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU, cheap_recomputation
 from gradgraph.frontend import export, nn
 from gradgraph.frontend import functional as F
 from gradgraph.rules.named_operators import DOMAIN
-from gradgraph.runtime.execution.memory import walked
+from gradgraph.runtime.execution.walk import walked
 from tests.kit.lowered_networks import feeds_of
 from tests.kit.running import run
 
