@@ -14,7 +14,7 @@ from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.field_options import options_of
+from gradgraph.cli.options import options_of
 from gradgraph.errors import shown
 from gradgraph.runs.interruption import how_to_resume
 

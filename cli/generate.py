@@ -11,7 +11,7 @@ from gradgraph.chat.sampling import Sampling
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.field_options import options_of
+from gradgraph.cli.options import options_of
 
 WITH = ("onnxruntime", "genai")
 

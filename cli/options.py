@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradgraph.building.option import TABLES, Shell, default_of
+from gradgraph.building.option import TABLES, Option, Shell, default_of, option_of, spellings
 from gradgraph.cli.choices import BATCH_SIZE, PATH, Briefly, Suggested
 from gradgraph.cli.key_values import arguments, columns, groups, kinds, sizes
 from gradgraph.cli.sections import placed
 from gradgraph.runs.run_options import OPTIONS, Run
 from gradgraph.runs.spelled_build import SPELLINGS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,13 +43,23 @@ _DEFAULTS = {f.name: default_of(f) for f in fields(Run)}
 
 
 def declared(shell: Shell, help: str = "", default: Any = None) -> Callable[[F], F]:
-    """Return a decorator that adds an option to a command.
+    """Return a decorator that adds an option with a key in recipes to a command.
 
     Args:
         shell: the option.
         help: replaces its help text.
         default: the default if the help shows none.
     """
+    table = shell.of if shell.takes in TABLES else None
+    return placed(shell.section, *_flags(shell), key=shell.key, of=table, **_settings(shell, help, default))
+
+
+def _flags(shell: Shell) -> tuple[str, ...]:
+    return (*(shell.flags.split() or [f"--{shell.name.replace('_', '-')}"]), shell.name)
+
+
+def _settings(shell: Shell, help: str, default: Any) -> dict[str, Any]:
+    """Return the arguments of ``click.option`` for an option."""
     settings = {**_TAKES[shell.takes], "help": help or shell.help, "required": shell.required}
     if shell.metavar is not None:
         settings["metavar"] = shell.metavar
@@ -58,11 +71,9 @@ def declared(shell: Shell, help: str = "", default: Any = None) -> Callable[[F],
         settings["type"] = click.Choice(shell.choices)
     if shell.default is not None:
         settings |= {"default": shell.default, "show_default": True}
-    elif not shell.required and "multiple" not in settings:
-        settings["default"] = False if shell.name.startswith("no_") else default
-    flags = shell.flags.split() or [f"--{shell.name.replace('_', '-')}"]
-    table = shell.of if shell.takes in TABLES else None
-    return placed(shell.section, *flags, shell.name, key=shell.key, of=table, **settings)
+    elif not shell.required and shell.takes not in TABLES:
+        settings["default"] = False if shell.is_opposite else default
+    return settings
 
 
 def _all(decorators: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
@@ -79,8 +90,7 @@ def _all(decorators: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
 
 def build_option(name: str, help: str = "") -> Callable[[F], F]:
     """Return a decorator that adds the option ``name`` of ``gradgraph.build``; ``help`` replaces its help text."""
-    shell = SPELLINGS[name]
-    return declared(shell, help, False if shell.takes == "flag" else None)
+    return declared(SPELLINGS[name], help, SPELLINGS[name].unset)
 
 
 def build_options(*left_out: str) -> Callable[[F], F]:
@@ -96,6 +106,22 @@ def run_option(name: str, help: str = "") -> Callable[[F], F]:
 def run_options(*names: str) -> Callable[[F], F]:
     """Return a decorator that adds these options of a ``Run`` in order, by default all."""
     return _all(run_option(name) for name in names or OPTIONS)
+
+
+def options_of(kind: type[DataclassInstance]) -> Callable[[F], F]:
+    """Return a decorator that adds all options of an options class, in order, to a command without recipes."""
+    known = ((f, one) for f in fields(kind) if (one := option_of(f)) is not None)
+    return _all(_checked_option(spellings(kind)[f.name], one, default_of(f)) for f, one in known)
+
+
+def _checked_option(shell: Shell, option: Option, default: Any) -> Callable[[F], F]:
+    """Return a decorator that adds an option; a value of another kind raises ArgumentError with its flag."""
+
+    def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        option.check(parameter.opts[0], value)
+        return value
+
+    return click.option(*_flags(shell), callback=check, **_settings(shell, "", default))
 
 
 reading_options = run_options("image", "tokenizer", "text", "sound")

@@ -51,8 +51,9 @@ def command(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
 
 def run_of(ctx: click.Context, given: dict[str, Any]) -> Run:
     """Return the run that the options ``given`` describe; raise UsageError if they contradict each other."""
-    own = {shell.field: given[name] ^ name.startswith("no_") if shell.takes == "flag" and given[name] is not None
-           else given[name] for name, shell in OPTIONS.items()}  # fmt: skip
+    own: dict[str, Any] = {
+        shell.field: not given[name] if shell.is_opposite else given[name] for name, shell in OPTIONS.items()
+    }
     build = {name: given[name] for name in typed_by_user(ctx, SPELLINGS) if name not in OPTIONS}
     try:
         return Run(given["model"], build=build, **own)

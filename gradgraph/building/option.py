@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from gradgraph.arguments import Kind, bound, found_at
-from gradgraph.errors import in_python
+from gradgraph.arguments import Kind, bound, found_at, meant
+from gradgraph.errors import ArgumentError, in_python, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -29,6 +29,7 @@ else:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
+D = TypeVar("D", bound="DataclassInstance")
 O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
 
 Takes = Literal[
@@ -83,6 +84,11 @@ class Shell:
     required: bool = False
     in_runs: bool = False
     field: str = ""
+
+    @property
+    def is_opposite(self) -> bool:
+        """Whether it is a flag for the opposite of its field."""
+        return self.takes == "flag" and self.name.startswith("no_")
 
     @property
     def unset(self) -> Any:
@@ -158,6 +164,18 @@ def options(cls: type[C]) -> type[C]:
 def option_of(of: Field[Any]) -> Option | None:
     """Return the option of a field; None for other fields."""
     return of.metadata.get(_KEY)
+
+
+def changed_options(given: D, changes: Mapping[str, Any], what: str) -> D:
+    """Return a copy with ``changes`` (values by option) applied; raise ArgumentError for an unknown option.
+
+    ``what`` is the name of the options in the message.
+    """
+    known = [f.name for f in fields(given)]
+    for name in changes:
+        if name not in known:
+            raise ArgumentError(f"{what} has no option '{shown(name)}'{meant(name, known)}")
+    return replace(given, **changes)
 
 
 def documented(cls: type[C]) -> type[C]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names
-from gradgraph.chat.option_fields import changed_options, check_options, number, one_of, option, whole
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names, number, one_of, whole
+from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
 RANK = 16  # the default rank
@@ -20,77 +20,135 @@ BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, s
 _TEXTS = Kind("a text, or a list of texts", NAMES.fits)
 
 
-@dataclass(frozen=True)
+@documented
+@options
 class Recipe:
-    """The options of a fine-tuning run; the ``words`` of each field describe it."""
+    """The options of a fine-tuning run; each a field."""
 
-    rank: int | None = option(None, "Rank of the adapters. Default: 16; with --memory, at most 16.",
-                               whole(1).or_none(), typed=int)  # fmt: skip
-    alpha: float | None = option(None, "LoRA scaling is alpha/rank. Default: twice the rank.",
-                                  number(0, above=True).or_none(), typed=float)  # fmt: skip
-    target: str | Sequence[str] = option((),
-                                         "Layers that get adapters, by name or glob; repeatable. Default: all linear "
-                                         "layers except the head and the routers of experts.",
-                                         NAMES)  # fmt: skip
-    kind: str = option("lora", "Adapter type.", TEXT, names="surgery.adapter_kinds.adapter_table:KINDS")
-    dropout: float = option(0.0, "Dropout on the input of the adapters during training.", number(0, 1))
-    epochs: int = option(3, "Number of epochs.", whole(1))
-    batch_size: int = option(8, "Rows per batch.", whole(1))
-    accumulate: int = option(1, "Number of batches over which gradients are accumulated.", whole(1))
-    learning_rate: float = option(2e-4, "Peak learning rate of AdamW.", number(0, above=True), flag="lr")
-    warmup: float = option(0.03, "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.",
-                            number(0, 1))  # fmt: skip
-    weight_decay: float = option(0.0, "Of AdamW.", number(0))
-    clip_norm: float = option(1.0, "Maximum global gradient norm.", number(0, above=True))
-    length: int | None = option(None, "Maximum number of tokens per row. Default: the model's context length, at "
-                                      "most 2048.",
-                                 whole(2).or_none(), typed=int)  # fmt: skip
-    long: str = option("error", "What to do with longer texts: raise an error, drop them, or cut them.",
-                        one_of(LONG), choices=LONG)  # fmt: skip
-    pack: bool = option(False, "Pack several texts into a row, with attention restricted to each text; models that "
-                               "do not support this train on one text per row, with a warning.", FLAG)  # fmt: skip
-    loss: str = option(NEXT_TOKEN, "Loss: cross_entropy of the next token, or a preference loss.", TEXT,
-                       suggested="frontend.losses_preferences:PREFERENCES")  # fmt: skip
-    beta: float | None = option(None, "Beta of a preference loss. Default: that of the loss.",
-                                number(0, above=True).or_none(), typed=float)  # fmt: skip
-    label_smoothing: float = option(0.0, "Label smoothing.", number(0, 1))
-    z_loss: float = option(
-        0.0, "Coefficient of the z-loss, the square of log Σ exp of the scores, such as 1e-4.", number(0)
-    )
-    teacher: str | None = option(
-        None, "Folder of a larger teacher model with the same tokenizer, for distillation.",
-        PATH.or_none(), typed=str,
-                                 metavar="FOLDER")  # fmt: skip
-    temperature: float | None = option(None, "With a teacher: distillation temperature. Default: 2.",
-                                       number(0, above=True).or_none(), typed=float)  # fmt: skip
-    teacher_share: float | None = option(None, "With a teacher: weight of the distillation loss. Default: 0.5.",
-                                         number(0, 1).or_none(), typed=float)  # fmt: skip
-    recompute: bool = option(
-        False, "Recompute activations in the backward pass instead of storing them: less memory, more time.", FLAG
-    )
-    memory: str | None = option(None, "Memory limit of the process, such as 4GB: chooses batch size, recomputation, "
-                                      "the rank unless given, and with --long the row length.",
-                                BYTES.or_none(), typed=str, metavar="SIZE")  # fmt: skip
-    held_out: float = option(0.1, "Fraction of rows held out, unless validation data are given.", number(0, 0.9))
-    eval_every: int | None = option(None, "Evaluate every N steps. Default: after each epoch.",
-                                     whole(1).or_none(), typed=int)  # fmt: skip
-    patience: int | None = option(None, "Early stopping: stop after this many evaluations without a lower loss, and "
-                                        "keep the best state.",
-                                   whole(1).or_none(), typed=int)  # fmt: skip
-    max_steps: int | None = option(
-        None, "Stop after this many steps; continue with --resume.", whole(1).or_none(), typed=int
-    )
-    checkpoint_every: int | None = option(None, "Save a checkpoint for --resume every N steps. Default: after each "
-                                                "evaluation or epoch.", whole(1).or_none(), typed=int)  # fmt: skip
-    sample: str | Sequence[str] = option((), "Prompt to answer periodically during training; repeatable.",
-                                         _TEXTS, metavar="TEXT")  # fmt: skip
-    sample_every: int | None = option(None, "Steps between samples. Default: 50.",
-                                      whole(1).or_none(), typed=int)  # fmt: skip
-    sample_tokens: int = option(64, "Maximum number of tokens of a sample.", whole(1))
-    merge: str = option(FLOAT,
-                         "Storage of changed weights in the merged model: float, or requantised; or no merged model.",
-                         one_of(MERGE), choices=MERGE)  # fmt: skip
-    seed: int = option(0, "Random seed of initial adapter weights, row order and held-out rows.", whole(0))
+    rank: int | None = spelled(
+        "Rank of the adapters. Default: 16; with --memory, at most 16.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    alpha: float | None = spelled(
+        "LoRA scaling is alpha/rank. Default: twice the rank.",
+        number(0, above=True).or_none(), "training", "number", default=None,
+    )  # fmt: skip
+    target: str | Sequence[str] = spelled(
+        "Layers that get adapters, by name or glob; repeatable. Default: all linear layers except the head and the"
+        " routers of experts.",
+        NAMES, "training", "list", metavar="NAME", default=(),
+    )  # fmt: skip
+    kind: str = spelled(
+        "Adapter type.",
+        TEXT, "training", names=("surgery.adapter_kinds.adapter_table:KINDS",), strict=True, default="lora",
+    )  # fmt: skip
+    dropout: float = spelled(
+        "Dropout on the input of the adapters during training.",
+        number(0, 1), "training", "number", default=0.0,
+    )  # fmt: skip
+    epochs: int = spelled("Number of epochs.", whole(1), "training", "whole", default=3)
+    batch_size: int = spelled("Rows per batch.", whole(1), "training", "whole", default=8)
+    accumulate: int = spelled(
+        "Number of batches over which gradients are accumulated.",
+        whole(1), "training", "whole", default=1,
+    )  # fmt: skip
+    learning_rate: float = spelled(
+        "Peak learning rate of AdamW.",
+        number(0, above=True), "training", "number", flags="--lr --learning-rate", default=2e-4,
+    )  # fmt: skip
+    warmup: float = spelled(
+        "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.",
+        number(0, 1), "training", "number", default=0.03,
+    )  # fmt: skip
+    weight_decay: float = spelled("Of AdamW.", number(0), "training", "number", default=0.0)
+    clip_norm: float = spelled(
+        "Maximum global gradient norm.",
+        number(0, above=True), "training", "number", default=1.0,
+    )  # fmt: skip
+    length: int | None = spelled(
+        "Maximum number of tokens per row. Default: the model's context length, at most 2048.",
+        whole(2).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    long: str = spelled(
+        "What to do with longer texts: raise an error, drop them, or cut them.",
+        one_of(LONG), "training", choices=LONG, default="error",
+    )  # fmt: skip
+    pack: bool = spelled(
+        "Pack several texts into a row, with attention restricted to each text; models that do not support this "
+        "train on one text per row, with a warning.",
+        FLAG, "training", "flag", default=False,
+    )  # fmt: skip
+    loss: str = spelled(
+        "Loss: cross_entropy of the next token, or a preference loss.",
+        TEXT, "training", names=("frontend.losses_preferences:PREFERENCES",), default=NEXT_TOKEN,
+    )  # fmt: skip
+    beta: float | None = spelled(
+        "Beta of a preference loss. Default: that of the loss.",
+        number(0, above=True).or_none(), "training", "number", default=None,
+    )  # fmt: skip
+    label_smoothing: float = spelled("Label smoothing.", number(0, 1), "training", "number", default=0.0)
+    z_loss: float = spelled(
+        "Coefficient of the z-loss, the square of log Σ exp of the scores, such as 1e-4.",
+        number(0), "training", "number", default=0.0,
+    )  # fmt: skip
+    teacher: str | None = spelled(
+        "Folder of a larger teacher model with the same tokenizer, for distillation.",
+        PATH.or_none(), "training", metavar="FOLDER", default=None,
+    )  # fmt: skip
+    temperature: float | None = spelled(
+        "With a teacher: distillation temperature. Default: 2.",
+        number(0, above=True).or_none(), "training", "number", default=None,
+    )  # fmt: skip
+    teacher_share: float | None = spelled(
+        "With a teacher: weight of the distillation loss. Default: 0.5.",
+        number(0, 1).or_none(), "training", "number", default=None,
+    )  # fmt: skip
+    recompute: bool = spelled(
+        "Recompute activations in the backward pass instead of storing them: less memory, more time.",
+        FLAG, "training", "flag", default=False,
+    )  # fmt: skip
+    memory: str | None = spelled(
+        "Memory limit of the process, such as 4GB: chooses batch size, recomputation, the rank unless given, and "
+        "with --long the row length.",
+        BYTES.or_none(), "training", metavar="SIZE", default=None,
+    )  # fmt: skip
+    held_out: float = spelled(
+        "Fraction of rows held out, unless validation data are given.",
+        number(0, 0.9), "training", "number", default=0.1,
+    )  # fmt: skip
+    eval_every: int | None = spelled(
+        "Evaluate every N steps. Default: after each epoch.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    patience: int | None = spelled(
+        "Early stopping: stop after this many evaluations without a lower loss, and keep the best state.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    max_steps: int | None = spelled(
+        "Stop after this many steps; continue with --resume.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    checkpoint_every: int | None = spelled(
+        "Save a checkpoint for --resume every N steps. Default: after each evaluation or epoch.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    sample: str | Sequence[str] = spelled(
+        "Prompt to answer periodically during training; repeatable.",
+        _TEXTS, "training", "list", metavar="TEXT", default=(),
+    )  # fmt: skip
+    sample_every: int | None = spelled(
+        "Steps between samples. Default: 50.",
+        whole(1).or_none(), "training", "whole", default=None,
+    )  # fmt: skip
+    sample_tokens: int = spelled("Maximum number of tokens of a sample.", whole(1), "training", "whole", default=64)
+    merge: str = spelled(
+        "Storage of changed weights in the merged model: float, or requantised; or no merged model.",
+        one_of(MERGE), "training", choices=MERGE, default=FLOAT,
+    )  # fmt: skip
+    seed: int = spelled(
+        "Random seed of initial adapter weights, row order and held-out rows.",
+        whole(0), "training", "whole", default=0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

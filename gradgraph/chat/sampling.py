@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from gradgraph.chat.option_fields import changed_options, check_options, number, option, whole
+from gradgraph.arguments import number, whole
+from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 
 
-@dataclass(frozen=True)
+@documented
+@options
 class Sampling:
-    """The options of generating an answer; the ``words`` of each field describe it."""
+    """The options of generating an answer; each a field."""
 
-    max_tokens: int = option(128, "Maximum number of tokens of an answer.", whole(1))
-    temperature: float = option(0.0, "Sampling temperature; 0 always picks the most likely token.", number(0))
-    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all.", whole(0))
-    top_p: float = option(
-        1.0, "Nucleus sampling: sample from the fewest tokens with this total probability.", number(0, 1, above=True)
-    )
-    repetition_penalty: float = option(
-        1.0, "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
-        number(0, above=True),
+    max_tokens: int = spelled("Maximum number of tokens of an answer.", whole(1), "training", "whole", default=128)
+    temperature: float = spelled(
+        "Sampling temperature; 0 always picks the most likely token.",
+        number(0), "training", "number", default=0.0,
     )  # fmt: skip
-    seed: int = option(0, "Random seed; the draws of the n-th prompt do not depend on the other prompts.", whole(0))
+    top_k: int = spelled(
+        "Sample from this many most likely tokens; 0: from all.",
+        whole(0), "training", "whole", default=0,
+    )  # fmt: skip
+    top_p: float = spelled(
+        "Nucleus sampling: sample from the fewest tokens with this total probability.",
+        number(0, 1, above=True), "training", "number", default=1.0,
+    )  # fmt: skip
+    repetition_penalty: float = spelled(
+        "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
+        number(0, above=True), "training", "number", default=1.0,
+    )  # fmt: skip
+    seed: int = spelled(
+        "Random seed; the draws of the n-th prompt do not depend on the other prompts.",
+        whole(0), "training", "whole", default=0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -27,8 +27,8 @@ def tables(run: Run) -> Tables:
     """
     places = [(shell.section, shell.key or name, name) for name, shell in {**OPTIONS, **SPELLINGS}.items()
               if name not in ("separate", "size")]  # fmt: skip
-    values = {name: getattr(run, shell.field) for name, shell in OPTIONS.items()}
-    values = {name: not value if name.startswith("no_") else value for name, value in values.items()}
+    own = {name: (getattr(run, shell.field), shell.is_opposite) for name, shell in OPTIONS.items()}
+    values = {name: not value if is_opposite else value for name, (value, is_opposite) in own.items()}
     values |= {name: getattr(SpelledBuild(run.build), name) for name in SPELLINGS.keys() - OPTIONS.keys()}
     for name, value in run.build.items():
         if name not in SPELLINGS or not _is_plain(value):

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.building.option import option_of
 from gradgraph.chat import Recipe
 from gradgraph.cli import output
 from gradgraph.cli.finetune import command
@@ -66,7 +67,9 @@ def test_show_has_both_answers_of_a_preference(llm: Path, cli: Cli) -> None:
 def test_every_option_of_a_recipe_is_one_of_the_shell() -> None:
     there = {parameter.name: parameter for parameter in command.params}
     for option in fields(Recipe):
-        assert there[option.name].default == option.default and there[option.name].help == option.metadata["words"]
+        told = option_of(option)
+        assert told is not None and there[option.name].help == told.help
+        assert there[option.name].default == option.default
 
 
 def without_scales(llm: Path) -> None:
