@@ -14,8 +14,8 @@ from gradgraph.cli.command import Command
 from gradgraph.errors import RuntimeUnavailableError, shown
 from onnx_gradgraph import other_project
 
-PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "safetensors", "click",
-            "rich", "torch", "scikit-learn", "matplotlib")  # fmt: skip
+PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnx-shape-inference", "onnxruntime", "onnxruntime-gpu",
+            "safetensors", "click", "rich", "torch", "scikit-learn", "matplotlib")  # fmt: skip
 
 
 @click.command("env", cls=Command)

@@ -37,6 +37,7 @@ NEEDS = (
     "nvidia-cuda-crt==13.0.88",
     "onnx==1.23.2",
     "onnx-ir==1.1.0",
+    "onnx-shape-inference==0.4.0",
     "click",
     "rich",
     "safetensors",

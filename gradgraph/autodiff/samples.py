@@ -23,8 +23,8 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
+from gradgraph.graph.size_rules import is_generated
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _SAMPLES = "samples"  # name of the batch dimension if the model has none
 _END = 2**31 - 1  # an end of Slice from here on means the end of the axis

@@ -35,7 +35,6 @@ from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.simplifying.fold import fold_constants
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.passes.normal.sizes.infer_each import infer_each
 from gradgraph.passes.rewrites import run
 from gradgraph.rules import families  # noqa: F401  (likewise)
 from gradgraph.rules.named_operators import DOMAIN, describe, operator_of, write_portable
@@ -214,8 +213,7 @@ def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
 
 
 def _infer_all(model: ir.Model) -> None:
-    if not infer_each(model):
-        infer_shapes(model)
+    infer_shapes(model)
     for node in nodes_of(model):
         if operator_of(node) is not None:
             describe(node)

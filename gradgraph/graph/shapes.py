@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.graph.inference_cache import cached_by_node
 from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
 
@@ -204,13 +203,8 @@ def infer_node(node: ir.Node) -> None:
     if node.domain == "" and node.op_type in _LIKE_FIRST:
         infer_beyond_onnx(node)
         return
-    if node.domain == "" and node.op_type in POOLS:
-        _infer_windows(node)
     _infer_by_schema(node)
     infer_beyond_onnx(node)
-    lost, found = lost_sizes(node), recorded_shape(node.outputs[0])
-    if lost is not None and found is not None and len(lost) == len(found):
-        record_shape(node.outputs[0], tuple(a if b is None else b for a, b in zip(found, lost, strict=True)))
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
@@ -221,11 +215,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
         node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX has no rule for GroupNormalization
     if node.outputs[0].shape is not None:
         return
-    given = [recorded_shape(v) for v in node.inputs]
-    if node.op_type in _ON_SEQUENCES:
-        record_shape(node.outputs[0], _of_elements(node, given))
-        return
-    shape = beyond_onnx(node, given)
+    shape = beyond_onnx(node, [recorded_shape(v) for v in node.inputs])
     for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
         record_shape(out, shape)
     for out, axes in zip(node.outputs, axes_of(node.op_type)[1], strict=False):
@@ -239,51 +229,16 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
         return given[0] if given else None
     if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
         return given[0][0] if given[0] else None, None, None, 2
-    if node.op_type == "Slice" and (kept := _unsliced(node, given[0])) is not None:
-        return kept
     rank = _rank(node, given)
     return None if rank is None else (None,) * rank
 
 
-def lost_sizes(node: ir.Node) -> Shape | None:
-    """Return the first output's sizes that ONNX shape inference misses (Slice, sequences); None for unknown axes."""
-    if node.domain or not node.inputs:
-        return None
-    given = [recorded_shape(v) for v in node.inputs]
-    return _unsliced(node, given[0]) if node.op_type == "Slice" else _of_elements(node, given)
-
-
-def _unsliced(node: ir.Node, dims: Shape | None) -> Shape | None:
-    axes = constant_of(node.inputs[3]) if len(node.inputs) > 3 else None
-    if dims is None or axes is None:
-        return None
-    named = {int(a) % len(dims) for a in axes if -len(dims) <= a < len(dims)}
-    return tuple(None if i in named else d for i, d in enumerate(dims))
-
-
 def _infer_by_schema(node: ir.Node) -> None:
+    from gradgraph.graph.size_rules import Rules
+
     if any(v is not None and v.type is None for v in node.inputs):
         return
-    found = _infer_outputs(node, [recorded_shape(v) for v in node.inputs], list(map(_steering, node.inputs)), OPSET)
-    for out, (kind, shape) in zip(node.outputs, found, strict=True):
-        if out.type is None and kind:
-            out.type = ir.TensorType(ir.DataType(kind))
-        if out.shape is None:
-            record_shape(out, shape)
-
-
-@cached_by_node
-def _infer_outputs(
-    node: ir.Node, given: Sequence[Shape | None], numbers: Sequence[np.ndarray | None], opset: int
-) -> list[tuple[int, Shape | None]]:
-    """Return the element type (0 if unknown) and the shape of each output, by ONNX's rules."""
-    try:
-        found = types_by_schema(node, given, opset, _known_data)
-    except FAILURES:
-        found = {}  # errors are reported by the checker; here the shape is just unknown
-    found[""] = nothing = onnx.TypeProto()  # the name of all omitted outputs
-    kinds = [found.get(out.name or "", nothing) for out in node.outputs]
-    return [(k.tensor_type.elem_type, shape_of_type(k) if k.HasField("tensor_type") else None) for k in kinds]
+    Rules().infer_node(node)
 
 
 FAILURES = (  # raised by ONNX shape inference if it cannot infer a shape, or rejects the node
@@ -356,28 +311,13 @@ def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
     return reaches, list(strides), list(attributes.get_ints("pads") or [0] * (2 * rank))
 
 
-def _infer_windows(pool: ir.Node) -> None:
-    """Record the output shapes of ``pool`` if it has ``ceil_mode=1`` and explicit pads."""
-    dims = recorded_shape(pool.inputs[0])
-    explicit = pool.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
-    if not pool.attributes.get_int("ceil_mode", 0) or dims is None or not explicit:
-        return
-    reaches, strides, pads = windows_of(pool)
-    if min(strides, default=1) < 1:
-        return
-    axes = zip(dims[2:], reaches, strides, pads[: len(reaches)], pads[len(reaches) :], strict=False)
-    counts = [window_count(size, *window) if isinstance(size, int) else None for size, *window in axes]
-    for y in pool.outputs:
-        y.shape = ir.Shape([*dims[:2], *counts]) if y.shape is None else y.shape
-
-
-def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
+def of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
     """Return the sizes that all elements of the output sequence share, or None if the rank is unknown or not shared."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
         return common(known[0], known[1])
-    return known[0] if node.op_type in _ON_SEQUENCES else None
+    return known[0] if node.op_type in ON_SEQUENCES else None
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
@@ -407,7 +347,7 @@ def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
 
 
 _KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
-_ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
+ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # index of the input that holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "

@@ -1,8 +1,8 @@
-"""Import onnx-ir without sympy, which it needs only for arithmetic on symbolic sizes.
+"""Import onnx-ir and onnx-shape-inference without sympy, which they need only for arithmetic on symbolic sizes.
 
 Importing sympy takes a quarter of the processor time of a first ``gradgraph.build`` (0.25 of 1.1 s on an AMD EPYC), and
-steps are written without it. sympy is imported when onnx-ir first uses it. Once this module is imported, the first
-import of onnx-ir, by any module, defers sympy.
+most steps are written without it. sympy is imported when one of the packages first uses it. Once this module is
+imported, their first import, by any module, defers sympy.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_LIGHT = "onnx_ir"
-_LATER = ("sympy", f"{_LIGHT}._symbolic_shapes")
+_LIGHT = {
+    "onnx_ir": ("onnx_ir._symbolic_shapes",),
+    "onnx_shape_inference": ("onnx_shape_inference._symbolic_shapes", "onnx_shape_inference._constraints"),
+    "onnx_shape_inference._ops": ("onnx_shape_inference._symbolic_shapes",),
+}  # the packages, and their modules that import sympy
 
 
 class _Later(ModuleType):
@@ -32,12 +35,15 @@ class _Later(ModuleType):
 
 
 class _Finder:
-    """An import finder for the first import of onnx-ir: it finds the package as usual, and runs it without sympy."""
+    """An import finder for the first import of these packages: it finds them as usual, and runs them without sympy."""
+
+    def __init__(self) -> None:
+        self._waiting = set(_LIGHT) - set(sys.modules)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _LIGHT:
+        if name not in self._waiting:
             return None
-        sys.meta_path.remove(self)
+        self._waiting.remove(name)
         spec = importlib.util.find_spec(name)
         loader = None if spec is None else spec.loader
         if loader is None or "sympy" in sys.modules or isinstance(loader, type) or not hasattr(loader, "__dict__"):
@@ -46,7 +52,7 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             del vars(loader)["exec_module"]
-            with _sympy_later():
+            with _sympy_later(_LIGHT[name]):
                 execute(module)
 
         vars(loader)["exec_module"] = exec_module
@@ -54,9 +60,9 @@ class _Finder:
 
 
 @contextlib.contextmanager
-def _sympy_later() -> Iterator[None]:
-    """Defer the import of sympy within this block; later imports by other modules get the real sympy."""
-    later = {name: _Later(name) for name in _LATER}
+def _sympy_later(users: Iterable[str]) -> Iterator[None]:
+    """Defer the import of sympy and ``users`` within this block; later imports by other modules get the real ones."""
+    later = {name: _Later(name) for name in ("sympy", *users)}
     sys.modules.update(later)
     try:
         yield
@@ -66,5 +72,5 @@ def _sympy_later() -> Iterator[None]:
                 del sys.modules[name]
 
 
-if _LIGHT not in sys.modules:
+if "onnx_ir" not in sys.modules:
     sys.meta_path.insert(0, _Finder())

@@ -34,8 +34,10 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
     """Raise ModelError if shape inference counts a window beyond the end of an axis, as runtimes drop such windows."""
-    for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
-        if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
+    rows = zip(seen.spatial(x), seen.extents, seen.strides, seen.begins, seen.ends, strict=True)
+    for size, extent, stride, begin, end in rows:
+        count = 1 - (extent - size - begin - end) // stride if isinstance(size, int) and extent is not None else 0
+        if isinstance(size, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
                 f"ONNX shape inference counts {count} windows of '{shown(y.value.name)}' along an axis of size {size}, "
                 "but the last one would start beyond the end; use ceil_mode=0 and explicit pads for this pool"

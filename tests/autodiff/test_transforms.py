@@ -386,8 +386,8 @@ def test_outputs_and_wrt_are_named(call: Callable[..., Any]) -> None:
     assert kinds["wrt"] == kinds[of] == inspect.Parameter.KEYWORD_ONLY
 
 
-def test_an_operator_whose_body_onnx_cannot_write_is_named() -> None:
-    """ONNX has a body of CastLike for a known type only; the search for bodies ends."""
+def test_a_cast_to_the_undeclared_type_of_a_state() -> None:
+    """The state of the Scan gets the type of its initial value, so CastLike has a gradient."""
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, float[3, 2] u, int64 n) => (float[2] y, float z) {
         y, z = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] v) => (float[2] t, float w) {
             c = CastLike (n, s)  m = Mul (c, v)  t = Add (m, s)  w = ReduceSum (t)
@@ -395,8 +395,15 @@ def test_an_operator_whose_body_onnx_cannot_write_is_named() -> None:
     model = onnx.parser.parse_model(text)
     body = next(a.g for a in model.graph.node[0].attribute if a.name == "body")
     body.input[0].type.tensor_type.ClearField("elem_type")
-    with pytest.raises(gg.GradgraphError, match="CastLike"):
-        gg.vjp(model, wrt=["u"], allow_unused=True)
+    feeds = {
+        "x": np.ones(2),
+        "u": np.arange(6).reshape(3, 2),
+        "y.cotangent": np.ones(2),
+        "z.cotangent": np.ones((3, 1)),
+    }
+    typed = {name: array.astype(np.float32) for name, array in feeds.items()}
+    gradient = run(gg.vjp(model, wrt=["u"]), typed | {"n": np.array(2)})["u.grad"]
+    np.testing.assert_allclose(gradient, 2 * np.array([[4, 4], [3, 3], [2, 2]]))
 
 
 @pytest.mark.parametrize("step", [-(2**63), 2**63 - 1])

@@ -13,8 +13,6 @@ ROOT = Path(__file__).parents[2]
 READS_SIZES = re.compile(r"\bdim_(value|param)\b(?!\s*=[^=])")  # what assigns them reads nothing
 READERS = {
     "gradgraph/graph/shapes.py",
-    "gradgraph/passes/normal/sizes/infer.py",  # it names huge sizes, which ONNX would write out, and numbers them again
-    "gradgraph/passes/normal/sizes/long_vectors.py",  # it bounds them before ONNX's inference writes them out
     "gradgraph/reduction/anonymous.py",  # it names sizes anew
     "gradgraph/reduction/strategies.py",  # it makes them smaller
 }

@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from gradgraph.passes.normal import normalise
-from gradgraph.passes.normal.sizes.long_vectors import LONG, has_long_vectors
 from tests.mutation.campaign import GOOD, Crew
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -134,20 +133,13 @@ GREEDY = {
 }
 
 
-def test_huge_sizes_go_into_inference_as_names_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    infer = onnx.shape_inference.infer_shapes
-    monkeypatch.setattr(
-        onnx.shape_inference, "infer_shapes", lambda m, **how: [asked.append(str(m)), infer(m, **how)][1]
-    )
+def test_huge_sizes_pass_through_a_loop() -> None:
     kinds = (("i", INT64, []), ("c", TensorProto.BOOL, []), ("s", FLOAT, ["n"]), ("d", TensorProto.BOOL, []))
     i, c, s, d = (helper.make_tensor_value_info(*kind) for kind in kinds)
     t = helper.make_tensor_value_info("t", FLOAT, [HUGE])
     body = helper.make_graph([N("Identity", ["c"], ["d"]), N("Mul", ["s", "s"], ["t"])], "b", [i, c, s], [d, t])
     nodes = [N("Loop", ["k", "", "x"], ["h"], body=body), N("Unsqueeze", ["h", "a"], ["y"])]
     graph = normalise(model(nodes, {"k": 2, "a": [0]}, [HUGE])).graph
-    assert asked
-    assert not any(f"dim_value: {HUGE}" in message for message in asked)
     assert {tuple(v.shape or ()) for n in graph.all_nodes() for v in n.outputs} == {(), (HUGE,), (1, HUGE)}
 
 
@@ -170,39 +162,3 @@ def test_greedy_files_end_soon(name: str, crew: Crew, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(GREEDY[name].SerializeToString())
     result = crew.ask(str(tmp_path / "model.onnx"))
     assert result["outcome"] in GOOD, result
-
-
-BY_DATA = [
-    *("a product of sizes", "a range of a product, in a branch", "a power of a size"),
-    "doubled behind a length that data tell",
-]
-
-
-@pytest.mark.parametrize("name", BY_DATA)
-def test_vectors_that_show_by_data_alone_are_bounded_beforehand(name: str) -> None:
-    inferred = onnx.shape_inference.infer_shapes(GREEDY[name])
-    known = [i.type.tensor_type.shape.dim for i in inferred.graph.value_info]
-    assert not any(len(dims) == 1 and dims[0].dim_value > LONG for dims in known)
-    assert has_long_vectors(inferred.graph)
-
-
-SHORT = model(
-    [
-        N("Shape", ["x"], ["s"]),
-        N("Gather", ["s", "i"], ["h"]),
-        N("Gather", ["s", "j"], ["w"]),
-        N("Mul", ["h", "w"], ["n"]),
-        N("Slice", ["s", "i", "end"], ["rest"]),
-        N("Concat", ["n", "rest"], ["both"], axis=0),
-        N("ReduceProd", ["both"], ["all"], keepdims=1),
-        N("Squeeze", ["n"], ["n0"]),
-        N("Range", ["zero", "n0", "one"], ["r"]),
-        N("Gather", ["r", "i"], ["y"]),
-    ],
-    {"i": [0], "j": [1], "end": [2**63 - 1], "zero": 0, "one": 1},
-    [2**10, 2**11],
-)
-
-
-def test_ordinary_arithmetic_of_sizes_is_let_through() -> None:
-    assert not has_long_vectors(onnx.shape_inference.infer_shapes(SHORT).graph)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -78,6 +79,11 @@ def is_on() -> bool:
     return os.environ.get("GRADGRAPH_OPENINGS", "") != "off"
 
 
+@functools.cache
+def _size_rules() -> str:
+    return importlib.metadata.version("onnx-shape-inference")
+
+
 def key_of(
     model: onnx.ModelProto, backend: Backend, placement: Placement, options: RuntimeOptions, *further: object
 ) -> str | None:
@@ -88,7 +94,7 @@ def key_of(
     is_known = placement.providers == (CPU,) and type(options) is RuntimeOptions
     if not is_on() or not is_known or options.custom_ops or custom_ops.KNOWN or not _is_ours(backend):
         return None
-    versions = (ort.__version__, ort.get_build_info(), onnx.__version__, ir.__version__, np.__version__)
+    versions = (ort.__version__, ort.get_build_info(), onnx.__version__, ir.__version__, np.__version__, _size_rules())
     machine = (processor(), instructions(), os.cpu_count())
     key = hashlib.sha256()
     for part in (_MARK, versions, machine, _sources(), _kernels(), backend.name, placement, options, *further):

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import subgraphs
+from gradgraph.graph.size_rules import is_generated
 from gradgraph.passes.normal import normalise
-from gradgraph.passes.normal.sizes.known_sizes import is_generated
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Rule
 from gradgraph.verify import cases

@@ -17,11 +17,11 @@ from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET, as_dims, shape_of
+from gradgraph.graph.size_rules import is_generated
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
 from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import infer_types
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
-from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 DOMAIN = "com.microsoft"
 

@@ -20,8 +20,8 @@ from gradgraph.graph.shapes import (
     shape_of_type,
     types_by_schema,
 )
+from gradgraph.graph.size_rules import better
 from gradgraph.passes.normal.functions.inline import instantiate
-from gradgraph.passes.normal.sizes.known_sizes import better
 
 
 @functools.cache

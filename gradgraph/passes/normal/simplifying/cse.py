@@ -25,8 +25,8 @@ from gradgraph.graph.builder import FAN_OUT
 from gradgraph.graph.checks import DRAWING, has_bodies
 from gradgraph.graph.marks import is_detached, is_marked_constant, precision_role
 from gradgraph.graph.nodes import made_by
+from gradgraph.graph.size_rules import is_generated
 from gradgraph.passes.normal.edit import graphs_of, nodes_of, replace_value
-from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
 _OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})

@@ -13,7 +13,7 @@ from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.prune import prune_graph
 from gradgraph.graph.shapes import FOLD_LIMIT
 from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
-from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_lost, settle_reshape, settle_resize
+from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_reshape
 from gradgraph.passes.normal.spelling.constants import become_constant
 
 # operators that only move entries also apply to vectors with symbolic dimensions
@@ -42,7 +42,7 @@ def fold_constants(model: ir.Model) -> bool:
     3. Floats are computed if they depend only on marked constants, never on a parameter (an initializer without the
        mark).
     4. CastLike becomes Cast if its type is known.
-    5. Sizes that ONNX shape inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
+    5. Targets of Reshape become constants where sizes are known (``known_sizes``).
     """
     partly: dict[ir.Value, np.ndarray] = {}
     editor = Editor(model)
@@ -66,10 +66,8 @@ def fold_constants(model: ir.Model) -> bool:
 
 
 def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> bool:
-    if node.op_type == "Resize":
-        return settle_resize(node)
     if node.op_type != "Reshape" or node.inputs[1] is None:
-        return settle_lost(node)
+        return False
     target = partly.get(node.inputs[1], shapes.constant_of(node.inputs[1]))
     if target is None:
         return False

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import onnx
 import onnx_ir as ir
 
-from gradgraph.files.protos import proto_graphs, types_in
-from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count, windows_of
+from gradgraph.graph.shapes import POOLS, as_dims, recorded_shape, sizes_or, window_count, windows_of
 from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
-def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, bool]:
+def settle_windows(model: ir.Model) -> dict[ir.Node, bool]:
     """Rewrite the miscounted pools of ``model`` in place, using the sizes in ``inferred``.
 
     Returns:
@@ -31,9 +29,8 @@ def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, 
     ceiled = [node for node in calls_of(model, *POOLS) if node.attributes.get_int("ceil_mode", 0)]
     if not ceiled:
         return {}
-    kinds = {name: kind for graph in proto_graphs(inferred) for name, kind in types_in(graph).items()}
     editor = Editor(model)
-    settled = {node: _settle(editor, node, kinds) for node in ceiled}
+    settled = {node: _settle(editor, node) for node in ceiled}
     return {node: wrong for node, wrong in settled.items() if wrong is not None}
 
 
@@ -57,9 +54,9 @@ class _Axis(NamedTuple):
         return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
 
 
-def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> bool | None:
+def _settle(editor: Editor, node: ir.Node) -> bool | None:
     x = node.inputs[0]
-    sizes = sizes_or((shape_of_type(kinds.get((x and x.name) or "")) or ())[2:], None)
+    sizes = sizes_or((recorded_shape(x) or ())[2:], None)
     rank, (reaches, strides, pads) = len(sizes), windows_of(node)
     fits = len(reaches) == len(strides) == rank and len(pads) == 2 * rank  # size checks report pools that do not
     if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or not fits:

@@ -16,8 +16,8 @@ from gradgraph.graph import shapes
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import Dim, Shape
+from gradgraph.graph.size_rules import is_generated
 from gradgraph.passes.normal.edit import calls_of
-from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
 _ROUNDS = 4  # attempts per loop, each with the sizes that changed made unknown; after that all stay unknown
 _EMPTY: Shape = ("no elements",)  # the element shape of an empty sequence: it is compatible with every other

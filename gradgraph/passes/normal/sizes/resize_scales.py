@@ -12,62 +12,20 @@ integer.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.size_rules_of_operators import place_of_scales, scaled_size
 from gradgraph.passes.normal.edit import Editor, attributes
 
 
-def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
-    """Return the sizes that runtimes compute from ``dims`` by float32 scales; None for sizes that are not known."""
-    crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
-    if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):
-        return [None] * len(dims)
-    factors = dict(zip(axes, np.asarray(scales, np.float32).ravel(), strict=True))
-    one = np.float32(1)
-    return [int(np.float32(d) * factors.get(a, one)) if isinstance(d, int) else None for a, d in enumerate(dims)]
-
-
-def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """Return the one of ``inputs`` holding the scales of a Resize or Upsample at ``opset``; None if absent."""
-    i = 2 if op_type == "Resize" and opset >= 11 else 1
-    return inputs[i] if i < len(inputs) else None
-
-
-def corrected(
-    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, np.ndarray], opset: int
-) -> onnx.TypeProto | None:
-    """Return the right type of the output of ``node`` if the inferred one (in ``types``) is wrong, else None."""
-    source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
-    dims = shapes.shape_of_type(source)
-    if source is None or dims is None:
-        return None
-    if output is None or not output.HasField("tensor_type"):
-        return onnx.helper.make_tensor_type_proto(source.tensor_type.elem_type, [None] * len(dims))
-    if not output.tensor_type.HasField("shape"):
-        return None
-    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    mode = attrs.get("coordinate_transformation_mode")
-    attrs["coordinate_transformation_mode"] = mode.decode() if isinstance(mode, bytes) else mode
-    scales = constants.get(place_of_scales(node.op_type, node.input, opset) or "")
-    right = copy.deepcopy(output)
-    for dim, size in zip(right.tensor_type.shape.dim, true_sizes(node.op_type, dims, scales, attrs), strict=False):
-        if size is not None:
-            dim.dim_value = size
-    return None if right == output else right
-
-
 def settle_scales(model: ir.Model) -> bool:
-    """Replace scales with inferred sizes in each Resize that ONNX miscounts, in place; return True if any."""
+    """Replace scales by sizes, which were inferred, in each Resize that ONNX miscounts; return True if any."""
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if is_standard(n, "Resize")]
@@ -97,15 +55,16 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 
 def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
-    """Return the output size by resized axis, or None unless ONNX miscounts one and all scales are ratios of sizes."""
+    """Return the output size of each resized axis if ONNX miscounts one and all scales are ratios of whole sizes."""
     dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)
-    if dims is None or scales is None:
+    if dims is None or scales is None or attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         return None
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
-    sizes = true_sizes("Resize", dims, scales, attrs)
-    resized = [(a, dims[a], float(s), sizes[a]) for a, s in zip(axes, scales.ravel(), strict=False) if s != 1]
+    resized = [
+        (a, dims[a], float(s), scaled_size(dims[a], s)) for a, s in zip(axes, scales.ravel(), strict=False) if s != 1
+    ]
     known = [(a, n, s, size) for a, n, s, size in resized if isinstance(n, int) and n and isinstance(size, int)]
     if len(known) < len(resized) or all(int(n * s) == size for _, n, s, size in known):
         return None
