@@ -1,0 +1,208 @@
+"""The door of this room: a step or a model as C source files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.arguments import FLAG, PATH, Kind, checked
+from gradgraph.errors import ArgumentError, BuildError, shown
+from gradgraph.export.c.interface import Unit, function
+from gradgraph.export.c.names import is_identifier
+from gradgraph.export.c.program import C_TYPES, Tensor
+from gradgraph.export.c.reading import refusal
+from gradgraph.export.c.writer import files
+from gradgraph.files.atomic import write_folder_atomically
+from gradgraph.passes.normal import load_runnable
+from gradgraph.passes.normal.sizes.fixed import SIZES
+from gradgraph.step.folder import MANIFEST_FILE
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
+
+_SOURCE = Kind(
+    "a gradgraph.Step, its folder, or a model: its path or an onnx.ModelProto",
+    lambda value: isinstance(value, Step | onnx.ModelProto) or PATH.fits(value),
+)
+LARGEST_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The memory that an exported program needs, in bytes.
+
+    Attributes:
+        state: weights, statistics, optimizer state and counters, in RAM.
+        arena: working memory, in RAM.
+        constants: first weights and frozen weights, in flash.
+        folder: the folder of the C files.
+    """
+
+    folder: Path
+    state: int
+    arena: int
+    constants: int
+
+    @property
+    def ram(self) -> int:
+        return self.state + self.arena
+
+
+@checked(source=_SOURCE, folder=PATH, sizes=SIZES.or_none(), force=FLAG)
+def c(
+    source: Step | str | os.PathLike[str] | onnx.ModelProto,
+    folder: str | os.PathLike[str],
+    ram: int | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    name: str = "",
+    force: bool = False,
+) -> Sizes:
+    """Write a step or a model as C99 source files, which need no runtime, and return the memory they need.
+
+    A step becomes ``trainer_step``, ``trainer_evaluate`` and ``trainer_predict``; a model becomes ``model_run``.
+
+    Args:
+        source: a step, its folder, or a model.
+        folder: the folder for the C files.
+        ram: the bytes of RAM that may be used, without the arguments of functions.
+        sizes: the sizes of open dimensions by name, such as ``{"batch": 1}``.
+        weights: first values of the state by name, in place of those of the step.
+        name: the prefix of all names in C; ``trainer`` or ``model`` by default.
+        force: replace an existing folder of an earlier export.
+
+    Raises:
+        BuildError: an operator or a type has no C code, a size is open, or the program needs more than ``ram``.
+        ModelError: the step or the model is damaged.
+        OutputError: the folder is not empty, or cannot be written.
+    """
+    if name and not is_identifier(name):
+        raise ArgumentError(f"name must be a C identifier of at most 31 characters, not '{shown(name)}'")
+    whole = {} if sizes is None else {k: v for k, v in sizes.items() if isinstance(v, int)}
+    if sizes is not None and len(whole) != len(sizes):
+        raise BuildError("sizes of inputs are not supported here", remedy="give the size of each dimension by name")
+    step = _step_of(source)
+    unit = (
+        _of_model(source, name or "model", whole) if step is None else _of_step(step, name or "trainer", whole, weights)
+    )
+    contents = files(unit)
+    if ram is not None and unit.state_bytes + unit.arena > ram:
+        raise _too_large(unit, ram)
+    write_folder_atomically(folder, contents, force)
+    constants = sum(t.nbytes for t in unit.text.arrays.values())
+    return Sizes(Path(folder), unit.state_bytes, unit.arena, constants)
+
+
+def _step_of(source: Any) -> Step | None:
+    if isinstance(source, Step):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return None
+    return Step.load(source) if (Path(source) / MANIFEST_FILE).exists() else None
+
+
+def _of_model(source: Any, name: str, sizes: Mapping[str, int]) -> Unit:
+    model = load_runnable(source)
+    proto = model if isinstance(model, onnx.ModelProto) else _proto(model)
+    run = function("run", "Computes the outputs of the model.", proto, {}, sizes=sizes)
+    return Unit(name, [run], {}, {}, {})
+
+
+def _proto(model: Any) -> onnx.ModelProto:
+    from gradgraph.files.models import to_proto
+
+    return to_proto(model)
+
+
+def _of_step(step: Step, name: str, sizes: Mapping[str, int], weights: Mapping[str, Any] | None) -> Unit:
+    manifest = step.manifest
+    if manifest.steps:
+        listed = ", ".join(f"'{shown(n)}'" for n in manifest.steps)
+        raise BuildError(f"the step has several named steps ({listed}), and C code has one", remedy="build each alone")
+    for spec in manifest.state:
+        if spec.dtype not in C_TYPES:
+            raise refusal(f"state '{shown(spec.name)}'", f"has the type {spec.dtype}, which the C code does not support")
+    initial = _initial(step, weights or {})
+    state = {s.name: Tensor(tuple(initial[s.name].shape), s.dtype, s.name, "state") for s in manifest.state}
+    nexts = {s.name: s.next for s in manifest.state}
+    functions = [
+        function("step", "Trains on one batch.", step.resolved("train"), state, sizes=sizes, nexts=nexts),
+    ]
+    evaluated = _evaluated(manifest)
+    averages = dict(manifest.averages)
+    for suffix, about, keep in (
+        ("evaluate", "Computes loss and metrics of one batch.", evaluated),
+        ("predict", "Computes the outputs of the model.", list(manifest.outputs)),
+    ):
+        if keep:
+            model = _pruned(step.resolved("eval"), keep)
+            functions.append(function(suffix, about, model, state, sizes=sizes, averages=averages))
+    return Unit(name, functions, state, initial, {s.name: s.kind for s in manifest.state})
+
+
+def _evaluated(manifest: Manifest) -> list[str]:
+    return [manifest.loss_output, *manifest.metrics] if manifest.loss_output else []
+
+
+def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:
+    """Return ``model`` with these outputs only, and the inputs that they need."""
+    outputs = [o for o in model.graph.output if o.name in keep]
+    needed = {o.name for o in outputs}
+    nodes = []
+    for node in reversed(model.graph.node):
+        if needed.intersection(node.output):
+            nodes.append(node)
+            needed.update(_read(node))
+    inputs = [i for i in model.graph.input if i.name in needed]
+    for field, kept in (("output", outputs), ("input", inputs), ("node", nodes[::-1])):
+        own = list(kept)
+        model.graph.ClearField(field)
+        getattr(model.graph, field).extend(own)
+    return model
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """Return the names that a node reads, also in its bodies."""
+    found, waiting = set(), [node]
+    while waiting:
+        one = waiting.pop()
+        found.update(one.input)
+        for attribute in one.attribute:
+            graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+            waiting.extend(n for g in graphs for n in g.node)
+            found.update(o.name for g in graphs for o in g.output)
+    return found
+
+
+def _initial(step: Step, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the first values of all states."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(
+        step.resolved("init").SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [s.name for s in step.manifest.state]
+    found = dict(zip(names, session.run(names, {}), strict=True))
+    for key, value in weights.items():
+        if key in found:
+            found[key] = np.asarray(value, found[key].dtype).reshape(found[key].shape)
+    return {k: np.asarray(v) for k, v in found.items()}
+
+
+def _too_large(unit: Unit, ram: int) -> BuildError:
+    largest = max(unit.functions, key=lambda f: f.plan.arena)
+    _, alive = largest.plan.peak
+    tensors = sorted([*alive, *unit.state.values()], key=lambda t: -t.nbytes)[:LARGEST_SHOWN]
+    listed = ", ".join(f"'{shown(t.name)}' {list(t.shape)} with {t.nbytes:,}" for t in tensors)
+    return BuildError(
+        f"the program needs {unit.state_bytes + unit.arena:,} bytes of RAM ({unit.state_bytes:,} of state and "
+        f"{unit.arena:,} of working memory), and {ram:,} are allowed; the largest tensors are {listed}",
+        remedy="use a smaller batch, train fewer layers, or use SGD, which has no state",
+    )

@@ -1,0 +1,147 @@
+"""What a C program does: its functions, each a graph of the model, over one state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, shown
+from gradgraph.export.c.lowering import lowered
+from gradgraph.export.c.names import identifiers
+from gradgraph.export.c.plan import Plan, planned
+from gradgraph.export.c.program import Tensor
+from gradgraph.export.c.reading import Reader, refusal, result
+from gradgraph.export.c.text import Text
+
+
+@dataclass
+class Function:
+    """One C function: the plan of a graph with its arguments.
+
+    Attributes:
+        suffix: the end of its name: ``step`` of ``trainer_step``.
+        about: a comment.
+        inputs: the arguments that it reads, by name in the model.
+        results: the arguments that it writes.
+    """
+
+    suffix: str
+    about: str
+    plan: Plan
+    inputs: dict[str, Tensor]
+    results: dict[str, Tensor]
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def c_names(self) -> dict[str, str]:
+        """The C names of arguments: inputs by name, results by ``> name``."""
+        return identifiers([*self.inputs, *(f"> {n}" for n in self.results)])
+
+
+@dataclass
+class Unit:
+    """Everything in the generated files.
+
+    Attributes:
+        name: prefix of all public names.
+        state: the state by name in the model, in order.
+        initial: the first values of states, by name.
+    """
+
+    name: str
+    functions: list[Function]
+    state: dict[str, Tensor]
+    initial: dict[str, np.ndarray]
+    kinds: dict[str, str]
+    text: Text = field(default_factory=Text)
+
+    @property
+    def arena(self) -> int:
+        return max((f.plan.arena for f in self.functions), default=0)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(t.nbytes for t in self.state.values())
+
+
+def function(
+    suffix: str,
+    about: str,
+    model: onnx.ModelProto,
+    state: Mapping[str, Tensor],
+    *,
+    sizes: Mapping[str, int],
+    averages: Mapping[str, str] | None = None,
+    nexts: Mapping[str, str] | None = None,
+    keep: Iterable[str] | None = None,
+) -> Function:
+    """Return the function that computes ``model``, with weights inside.
+
+    Args:
+        state: the state tensors by name; other inputs are arguments.
+        sizes: the sizes of open dimensions.
+        averages: the state that is read in place of another one.
+        nexts: outputs that are the next states, by name of the state.
+        keep: the outputs to compute; by default all.
+
+    Raises:
+        BuildError: for an open size, or an operator or type without C code.
+    """
+    work = _with_outputs(lowered(model, sizes), keep)
+    reader = Reader()
+    inputs: dict[str, Tensor] = {}
+    for value in work.graph.inputs:
+        name = value.name or ""
+        if name in work.graph.initializers:
+            continue
+        _check_sizes(value)
+        own = (averages or {}).get(name, name)
+        if own in state:
+            tensor = state[own]
+        else:
+            tensor = inputs[name] = reader.tensor(value, "input")
+        reader.views[value] = tensor.whole()
+    reader.read(work.graph)
+    taken: set[Tensor] = set()
+    made: dict[str, Tensor] = {}
+    for value in work.graph.outputs:
+        made[value.name or ""] = result(reader, reader.view(value), taken)
+    reader.program.outputs = made
+    old = {new: name for name, new in (nexts or {}).items()}
+    pairs = {made[new]: state[name] for new, name in old.items() if new in made}
+    plan = planned(reader.program, pairs)
+    return Function(suffix, about, plan, inputs, {n: t for n, t in made.items() if n not in old})
+
+
+def _with_outputs(model: ir.Model, keep: Iterable[str] | None) -> ir.Model:
+    if keep is not None:
+        wanted = set(keep)
+        for i in reversed(range(len(model.graph.outputs))):
+            if model.graph.outputs[i].name not in wanted:
+                del model.graph.outputs[i]
+    return model
+
+
+def _check_sizes(value: ir.Value) -> None:
+    name = shown(value.name)
+    if value.shape is None:
+        raise BuildError(f"the number of axes of the input '{name}' is unknown", remedy="export the model with a shape")
+    open_sizes = [d for d in value.shape if not isinstance(d, int)]
+    if open_sizes:
+        first = getattr(open_sizes[0], "value", None)
+        listed = ", ".join(f"'{shown(getattr(d, 'value', None) or '?')}'" for d in open_sizes)
+        key = shown(first) if first else name
+        raise BuildError(
+            f"the input '{name}' has open sizes ({listed}), and C arrays have fixed ones",
+            remedy=f"pass sizes={{'{key}': ...}}",
+            shell=f"add --size {key}=...",
+        )
+    if value.dtype == ir.DataType.STRING:
+        raise refusal(f"input '{name}'", "is of strings", "encode them as numbers before the model")
+
+
+Addresses = Callable[[Tensor], str]

@@ -1,0 +1,63 @@
+"""Rewrite a model into the operators that ``reading`` knows, with every size fixed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.backends.engine import opened
+from gradgraph.export.c import windows  # noqa: F401  (registers operators)
+from gradgraph.export.c.composites import FORMULAS
+from gradgraph.export.c.reading import READERS
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.sizes.infer_each import infer_each
+from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
+
+
+def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
+    """Return a copy of ``model``, whose weights are inside, for ``reading``; ``sizes`` are those of open dimensions."""
+    work = opened(model, sizes)
+    _infer(work)
+    _replace(work)
+    clean_up(work)
+    _infer(work)
+    return work
+
+
+def _infer(model: ir.Model) -> None:
+    if not infer_each(model):
+        infer_shapes(model)
+
+
+def _replace(model: ir.Model) -> None:
+    """Replace composites with their formulas, and named operators without a kernel with their portable forms."""
+    editor = Editor(model)
+    op = editor.op
+    waiting = deque(nodes_of(model))
+    while waiting:
+        node = waiting.popleft()
+        key = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+        if key in READERS:
+            continue
+        op.scope = node.name or ""
+        outputs = None
+        if key in FORMULAS:
+            inputs = [op.wrap(v) for v in node.inputs]
+            found = FORMULAS[key](op, *inputs, **attributes(node))
+            outputs = found if isinstance(found, tuple) or found is None else (found,)
+            if outputs is not None:
+                outputs = tuple(
+                    made if old.uses() or old.is_graph_output() else None
+                    for made, old in zip(outputs, node.outputs, strict=False)
+                )
+        elif operator_of(node) is not None:
+            with op.naming_operators():
+                outputs = write_portable(op, node)
+        if outputs is not None:
+            waiting.extend(editor.replace(node, *outputs))
+    model.opset_imports.setdefault(DOMAIN, 1)

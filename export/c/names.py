@@ -1,0 +1,34 @@
+"""C identifiers for names of the model, which come from untrusted files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_KEYWORDS = frozenset(
+    """auto break case char const continue default do double else enum extern float for goto if inline int long register
+    restrict return short signed sizeof static struct switch typedef union unsigned void volatile while bool true false
+    and or not xor class new delete this try catch throw template typename namespace private public protected virtual
+    operator asm fault arena t main NULL INFINITY NAN TILE""".split()
+)
+LONGEST = 40
+
+
+def identifiers(names: Iterable[str]) -> dict[str, str]:
+    """Return a distinct C identifier for each name, similar to the name."""
+    found: dict[str, str] = {}
+    taken = set(_KEYWORDS)
+    for name in names:
+        plain = re.sub("[^A-Za-z0-9]+", "_", name)[:LONGEST].strip("_")
+        plain = f"v_{plain}" if not plain[:1].isalpha() or plain.lower() in _KEYWORDS else plain
+        own, count = plain, 1
+        while own in taken:
+            count += 1
+            own = f"{plain}_{count}"
+        taken.add(own)
+        found[name] = own
+    return found
+
+
+def is_identifier(text: str) -> bool:
+    return re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,30}", text) is not None and text not in _KEYWORDS

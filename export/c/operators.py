@@ -1,0 +1,262 @@
+"""Operators as C expressions, one row each: elementwise operators and reductions.
+
+In a template, ``{0}``, ``{1}``, … are the operands, ``{f}`` is the suffix of C's functions for the type (``f`` for
+float), ``{t}`` the C type of the first operand and ``{o}`` that of the result. Operands are names or literals, so a
+template may use them several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradgraph.export.c.program import C_TYPES, Reduction
+
+Attributes = Mapping[str, Any]
+
+FLOAT = "a floating type"
+INTEGER = "an integer type"
+
+_BOUND = "({0} < {1} ? {1} : {0})"
+_SMALLER, _LARGER = "({0} < {1} || {0} != {0} ? {0} : {1})", "({0} > {1} || {0} != {0} ? {0} : {1})"
+
+# operators on floating types only: their templates
+FLOATING = {
+    "Neg": "-{0}",
+    "Reciprocal": "1 / {0}",
+    "Sqrt": "sqrt{f}({0})",
+    "Exp": "exp{f}({0})",
+    "Log": "log{f}({0})",
+    "Sin": "sin{f}({0})",
+    "Cos": "cos{f}({0})",
+    "Tan": "tan{f}({0})",
+    "Asin": "asin{f}({0})",
+    "Acos": "acos{f}({0})",
+    "Atan": "atan{f}({0})",
+    "Sinh": "sinh{f}({0})",
+    "Cosh": "cosh{f}({0})",
+    "Asinh": "asinh{f}({0})",
+    "Acosh": "acosh{f}({0})",
+    "Atanh": "atanh{f}({0})",
+    "Tanh": "tanh{f}({0})",
+    "Erf": "erf{f}({0})",
+    "Floor": "floor{f}({0})",
+    "Ceil": "ceil{f}({0})",
+    "Round": "rint{f}({0})",
+    "Sigmoid": "1 / (1 + exp{f}(-{0}))",
+    "Softplus": "({0} > 0 ? {0} + log1p{f}(exp{f}(-{0})) : log1p{f}(exp{f}({0})))",
+    "Softsign": "{0} / (1 + fabs{f}({0}))",
+    "HardSwish": "{0} * ({0} < -3 ? 0 : {0} > 3 ? 1 : {0} / 6 + {half})",
+    "Mish": "{0} * tanh{f}({0} > 20 ? {0} : log1p{f}(exp{f}({0})))",
+    "Div": "{0} / {1}",
+}
+
+# operators on all numeric types
+NUMERIC = {
+    "Add": "{0} + {1}",
+    "Sub": "{0} - {1}",
+    "Mul": "{0} * {1}",
+    "Relu": "({0} < 0 ? 0 : {0})",
+    "Sign": "({0} > 0) - ({0} < 0)",
+}
+
+# operators whose result is a boolean
+PREDICATES = {
+    "Equal": "{0} == {1}",
+    "Greater": "{0} > {1}",
+    "GreaterOrEqual": "{0} >= {1}",
+    "Less": "{0} < {1}",
+    "LessOrEqual": "{0} <= {1}",
+    "And": "{0} && {1}",
+    "Or": "{0} || {1}",
+    "Xor": "{0} != {1}",
+    "Not": "!{0}",
+    "IsNaN": "isnan({0})",
+}
+
+# operators on integers
+INTEGERS = {
+    "BitwiseAnd": "{0} & {1}",
+    "BitwiseOr": "{0} | {1}",
+    "BitwiseXor": "{0} ^ {1}",
+    "BitwiseNot": "~{0}",
+}
+
+FOLDED = {"Sum": "Add", "Max": "Max", "Min": "Min", "Mean": "Add"}  # operators of any number of operands
+
+
+def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    """Return the template of an elementwise operator, or None if it is not one, or not for these types.
+
+    Args:
+        dtypes: the types of its operands, without absent ones.
+        out: the type of its result.
+    """
+    dtype = dtypes[0]
+    kind = np.dtype(dtype).kind
+    if op_type in _WRITTEN:
+        template = _WRITTEN[op_type](attributes, dtypes, out)
+    elif op_type in PREDICATES:
+        template = PREDICATES[op_type]
+    elif op_type in NUMERIC and kind != "b":
+        template = NUMERIC[op_type]
+    elif (op_type in FLOATING and kind == "f") or (op_type == "Neg" and kind == "i"):
+        template = FLOATING[op_type]
+    elif op_type in INTEGERS and kind in "iu":
+        template = INTEGERS[op_type]
+    else:
+        return None
+    return template and typed(template, dtype, out)
+
+
+def typed(template: str, dtype: str, out: str) -> str:
+    """Fill in everything except operands."""
+    suffix = "" if dtype == "float64" else "f"
+    for key, text in {"f": suffix, "t": C_TYPES[dtype], "o": C_TYPES[out], "half": literal(0.5, dtype)}.items():
+        template = template.replace("{" + key + "}", text)
+    return template
+
+
+def literal(value: Any, dtype: str) -> str:
+    """Return a C literal of a number, in parentheses if negative."""
+    kind = np.dtype(dtype).kind
+    if kind == "f":
+        number = float(value)
+        if math.isnan(number) or math.isinf(number):
+            return "NAN" if math.isnan(number) else "INFINITY" if number > 0 else "(-INFINITY)"
+        text = str(np.float32(value)) if dtype == "float32" else repr(number)
+        text = text if any(c in text for c in ".e") else text + ".0"
+        text += "f" if dtype == "float32" else ""
+    elif dtype == "int64":
+        text = "INT64_MIN" if int(value) == -(2**63) else f"INT64_C({int(value)})" if abs(int(value)) >= 2**31 else str(int(value))
+    elif kind == "u":
+        text = f"UINT64_C({int(value)})" if dtype == "uint64" else f"{int(value)}u" if dtype == "uint32" else str(int(value))
+    else:
+        text = "INT32_MIN" if int(value) == -(2**31) else str(int(value))
+    return f"({text})" if text.startswith("-") else text
+
+
+def _extreme(template: str) -> Callable[..., str | None]:
+    return lambda a, dtypes, out: template if np.dtype(dtypes[0]).kind != "b" else None
+
+
+def _float(template: str, **defaults: float) -> Callable[..., str | None]:
+    """A template with attributes of the operator, ``{alpha}``, as literals."""
+
+    def write(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+        if np.dtype(dtypes[0]).kind != "f":
+            return None
+        text = template
+        for name, default in defaults.items():
+            text = text.replace("{" + name + "}", literal(attributes.get(name, default), dtypes[0]))
+        return text
+
+    return write
+
+
+def _cast(attributes: Attributes, dtypes: list[str], out: str) -> str:
+    return "{0} != 0" if out == "bool" else "({o}){0}"
+
+
+def _gelu(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    if np.dtype(dtypes[0]).kind != "f":
+        return None
+    number = lambda x: literal(x, dtypes[0])  # noqa: E731
+    if attributes.get("approximate", "none") == "tanh":
+        inner = f"{number(math.sqrt(2 / math.pi))} * ({{0}} + {number(0.044715)} * {{0}} * {{0}} * {{0}})"
+        return f"{{half}} * {{0}} * (1 + tanh{{f}}({inner}))"
+    return f"{{half}} * {{0}} * (1 + erf{{f}}({{0}} * {number(math.sqrt(0.5))}))"
+
+
+def _mod(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    if attributes.get("fmod", 0):
+        return "fmod{f}({0}, {1})" if np.dtype(dtypes[0]).kind == "f" else None
+    kind = np.dtype(dtypes[0]).kind
+    return {"i": "({0} % {1} + {1}) % {1}", "u": "{0} % {1}"}.get(kind)
+
+
+def _pow(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    if np.dtype(dtypes[0]).kind != "f":
+        return None
+    return "pow{f}({0}, ({t}){1})"
+
+
+def _shift(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    return "{0} >> {1}" if attributes.get("direction") == "RIGHT" else "({o})({0} << {1})"
+
+
+def _is_inf(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    negative, positive = attributes.get("detect_negative", 1), attributes.get("detect_positive", 1)
+    return f"isinf({{0}}) && ({{0}} > 0 ? {positive} : {negative})"
+
+
+def _int_division(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    return "{0} / {1}"
+
+
+_WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
+    "Max": _extreme(_LARGER),
+    "Min": _extreme(_SMALLER),
+    "Where": lambda a, d, o: "({0} ? {1} : {2})",
+    "Cast": _cast,
+    "Identity": lambda a, d, o: "{0}",
+    "Abs": lambda a, d, o: "fabs{f}({0})" if np.dtype(d[0]).kind == "f" else "({0} < 0 ? -{0} : {0})",
+    "Gelu": _gelu,
+    "Mod": _mod,
+    "Pow": _pow,
+    "BitShift": _shift,
+    "IsInf": _is_inf,
+    "PRelu": _float("({0} < 0 ? {0} * {1} : {0})"),
+    "LeakyRelu": _float("({0} < 0 ? {alpha} * {0} : {0})", alpha=0.01),
+    "Elu": _float("({0} < 0 ? {alpha} * (exp{f}({0}) - 1) : {0})", alpha=1.0),
+    "Celu": _float("({0} < 0 ? {alpha} * (exp{f}({0} / {alpha}) - 1) : {0})", alpha=1.0),
+    "Selu": _float("{gamma} * ({0} < 0 ? {alpha} * (exp{f}({0}) - 1) : {0})",
+                   alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "HardSigmoid": _float("({alpha} * {0} + {beta} < 0 ? 0 : {alpha} * {0} + {beta} > 1 ? 1 : {alpha} * {0} + {beta})",
+                          alpha=0.2, beta=0.5),
+    "ThresholdedRelu": _float("({0} > {alpha} ? {0} : 0)", alpha=1.0),
+}  # fmt: skip
+_WRITTEN["IsInf"] = _is_inf
+
+ELEMENTWISE = frozenset([*FLOATING, *NUMERIC, *PREDICATES, *INTEGERS, *_WRITTEN, "Clip", "Sum", "Mean"])
+
+_SUM = Reduction("0", "{a} += {v}")
+_EXTREME = {"ReduceMax": ("{v} > {a} || {v} != {v}", "-INFINITY", "_MIN"), "ReduceMin": ("{v} < {a} || {v} != {v}", "INFINITY", "_MAX")}
+
+_REDUCTIONS = {
+    "ReduceSum": _SUM,
+    "ReduceMean": Reduction("0", "{a} += {v}", "{a} / {n}"),
+    "ReduceProd": Reduction("1", "{a} *= {v}"),
+    "ReduceSumSquare": Reduction("0", "{a} += {v} * {v}"),
+    "ReduceL1": Reduction("0", "{a} += fabs{f}({v})"),
+    "ReduceL2": Reduction("0", "{a} += {v} * {v}", "sqrt{f}({a})"),
+    "ReduceLogSum": Reduction("0", "{a} += {v}", "log{f}({a})"),
+}
+REDUCTIONS = frozenset([*_REDUCTIONS, *_EXTREME, "ArgMax", "ArgMin"])
+
+
+def reduction(op_type: str, attributes: Attributes, dtype: str) -> Reduction | None:
+    """Return how a reduction operator accumulates values of a type, or None if it is not supported."""
+    kind = np.dtype(dtype).kind
+    if op_type in ("ArgMax", "ArgMin"):
+        if kind == "b":
+            return None
+        than = (">" if op_type == "ArgMax" else "<") + ("=" if attributes.get("select_last_index", 0) else "")
+        step = "if ({a} < 0 || {v} " + than + " {a}_best) {{ {a} = {r}; {a}_best = {v}; }}"
+        return Reduction("-1", step, before=C_TYPES[dtype] + " {a}_best = 0;")
+    if kind == "b":
+        return None
+    if op_type in _EXTREME:
+        condition, start, limit = _EXTREME[op_type]
+        if kind != "f":
+            start = C_TYPES[dtype].upper()[:-2] + limit if kind == "i" or limit == "_MAX" else "0"
+            condition = condition.split(" ||")[0]
+        return Reduction(start, "if (" + condition + ") {a} = {v}")
+    if kind != "f" and op_type not in ("ReduceSum", "ReduceProd", "ReduceSumSquare"):
+        return None
+    how = _REDUCTIONS[op_type]
+    suffix = "" if dtype == "float64" else "f"
+    return Reduction(*(text.replace("{f}", suffix) for text in (how.start, how.step, how.finish)))

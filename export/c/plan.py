@@ -1,0 +1,302 @@
+"""The order of statements, and the place of each temporary tensor in the arena.
+
+1. A new state is written over the old one if every other reader of the old one can run before, and if the loop that
+   computes it reads the old one at the same index only. Otherwise it is copied at the end.
+2. Several orders are tried: the order of the model, and orders that always run the statement that frees most memory.
+   The order with the smallest arena is used.
+3. Tensors whose lives do not overlap share memory. A tensor that a loop computes element by element takes the place of
+   one that it reads for the last time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradgraph.export.c.grouping import Group, grouped, in_place
+from gradgraph.export.c.program import Element, Map, Program, Repeat, Tensor
+
+ALIGNMENT = 8
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(eq=False)
+class Statement:
+    """A group with what it reads and writes.
+
+    Attributes:
+        writes: tensors that other statements read, or results of the program.
+        safe: tensors that a result may replace: the loop reads them at the index that it writes.
+        body: the plan of a Scan's body.
+    """
+
+    group: Group
+    reads: set[Tensor]
+    writes: list[Tensor]
+    safe: set[Tensor]
+    body: Plan | None = None
+
+
+@dataclass
+class Plan:
+    """A program with everything decided.
+
+    Attributes:
+        direct: new states that are written over old ones: from the new tensor to the old one.
+        copies: new states that are copied to the old ones at the end.
+        offsets: the places of temporary tensors in the arena, in bytes.
+        arena: the size of the arena in bytes.
+        peak: the tensors alive when the arena is fullest, with the statement that runs then.
+    """
+
+    statements: list[Statement]
+    direct: dict[Tensor, Tensor]
+    copies: list[tuple[Tensor, Tensor]]
+    offsets: dict[Tensor, int]
+    arena: int
+    peak: tuple[str, list[Tensor]]
+
+
+def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
+    """Return the plan of ``program``.
+
+    Args:
+        nexts: the new states, with the old ones.
+        placed: results that are stored elsewhere than in the arena.
+    """
+    nexts = dict(nexts or {})
+    statements = _statements(program)
+    makers = {t: s for s in statements for t in s.writes}
+    needs: dict[Statement, set[Statement]] = {
+        s: {makers[t] for t in s.reads if t in makers} - {s} for s in statements
+    }
+    direct = _direct(statements, makers, needs, nexts)
+    results = set(program.outputs.values())
+    elsewhere = {*direct, *placed}
+    best: Plan | None = None
+    for order in _orders(statements, needs, elsewhere, results):
+        offsets, arena, peak = _placed(order, elsewhere, results)
+        if best is None or arena < best.arena:
+            copies = [(new, old) for new, old in nexts.items() if new not in direct]
+            best = Plan(order, direct, copies, offsets, arena, peak)
+    assert best is not None
+    return best
+
+
+def _statements(program: Program) -> list[Statement]:
+    groups = grouped(program)
+    read_by: dict[Tensor, set[Group]] = defaultdict(set)
+    for group in groups:
+        for tensor in group.read:
+            read_by[tensor].add(group)
+    results = set(program.outputs.values())
+    found = []
+    for group in groups:
+        first = group.operations[0]
+        if isinstance(first, Repeat):
+            first.workspace, body = None, _body(first)
+            size = aligned(body.arena) // ALIGNMENT
+            first.workspace = Tensor((size,), "int64", "workspace") if size else None
+            writes = [*first.outputs]
+        else:
+            body = None
+            single = not isinstance(first, Element)
+            writes = [t for o in group.operations for t in o.outputs if single or read_by[t] or t in results]
+        found.append(Statement(group, group.read, writes, _safe(group), body))
+    return found
+
+
+def _body(repeat: Repeat) -> Plan:
+    nexts = {new: inside for _, inside, new in repeat.carried}
+    return planned(repeat.body, nexts, [t for _, t, _ in repeat.stacked])
+
+
+def _safe(group: Group) -> set[Tensor]:
+    good: set[Tensor] = set()
+    bad: set[Tensor] = set()
+    for operation in group.operations:
+        for view in operation.views:
+            (good if isinstance(operation, Map) and in_place(view) else bad).add(view.tensor)
+    domain = group.domain
+    return set() if domain is None else good - bad
+
+
+def _direct(
+    statements: Sequence[Statement],
+    makers: Mapping[Tensor, Statement],
+    needs: dict[Statement, set[Statement]],
+    nexts: Mapping[Tensor, Tensor],
+) -> dict[Tensor, Tensor]:
+    """Return the new states that may be written over the old ones; their statements then wait for all other readers."""
+    readers: dict[Tensor, set[Statement]] = defaultdict(set)
+    for statement in statements:
+        for tensor in statement.reads:
+            readers[tensor].add(statement)
+    direct: dict[Tensor, Tensor] = {}
+    for new, old in nexts.items():
+        maker = makers.get(new)
+        if maker is None or maker.body is not None or maker.group.domain is None:
+            continue
+        others = readers[old] - {maker}
+        if (maker in readers[old] and old not in maker.safe) or _reaches(needs, others, maker):
+            continue
+        needs[maker] |= others
+        direct[new] = old
+    return direct
+
+
+def _reaches(needs: Mapping[Statement, set[Statement]], sources: set[Statement], goal: Statement) -> bool:
+    """Whether one of ``sources`` runs after ``goal``."""
+    seen, waiting = set(sources), list(sources)
+    while waiting:
+        for other in needs[waiting.pop()]:
+            if other is goal:
+                return True
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return False
+
+
+# --- order ------------------------------------------------------------------------------------------------
+
+
+def _orders(
+    statements: Sequence[Statement],
+    needs: Mapping[Statement, set[Statement]],
+    elsewhere: set[Tensor],
+    results: set[Tensor],
+) -> Iterable[list[Statement]]:
+    place = {s: i for i, s in enumerate(statements)}
+    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (place[s],))
+    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown, place[s]))
+    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown > 0, place[s]))
+    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (max(grown, 0), -place[s]))
+
+
+def _greedy(
+    statements: Sequence[Statement],
+    needs: Mapping[Statement, set[Statement]],
+    elsewhere: set[Tensor],
+    results: set[Tensor],
+    priority: Callable[[Statement, int], tuple[int, ...]],
+) -> list[Statement]:
+    """Return an order that always continues with the ready statement of the lowest priority.
+
+    ``priority`` gets the statement and the number of bytes by which it makes the arena grow.
+    """
+    own = {t for s in statements for t in s.writes} - elsewhere
+    uses: dict[Tensor, int] = defaultdict(int)
+    followers: dict[Statement, list[Statement]] = defaultdict(list)
+    for s in statements:
+        for t in s.reads & own:
+            uses[t] += 1
+        for other in needs[s]:
+            followers[other].append(s)
+    left = {s: len(needs[s]) for s in statements}
+    ready = [s for s in statements if not left[s]]
+    order: list[Statement] = []
+
+    def grown(s: Statement) -> int:
+        more = sum(aligned(t.nbytes) for t in s.writes if t in own and (uses[t] or t in results))
+        less = sum(aligned(t.nbytes) for t in s.reads if t in own and uses[t] == 1 and t not in results)
+        return more - less
+
+    while ready:
+        s = min(ready, key=lambda s: priority(s, grown(s)))
+        ready.remove(s)
+        order.append(s)
+        for t in s.reads & own:
+            uses[t] -= 1
+        for other in followers[s]:
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    assert len(order) == len(statements), "a cycle of statements"
+    return order
+
+
+# --- places -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Life:
+    """Tensors that share one place, one after another, from the statement ``first`` to the statement ``last``."""
+
+    tensors: list[Tensor]
+    first: int
+    last: int
+    size: int
+    offset: int = 0
+
+
+def _placed(
+    order: Sequence[Statement], elsewhere: set[Tensor], results: set[Tensor]
+) -> tuple[dict[Tensor, int], int, tuple[str, list[Tensor]]]:
+    lives = _lives(order, elsewhere, results)
+    arena = 0
+    done: list[_Life] = []
+    for life in sorted(lives, key=lambda life: (-life.size, life.first)):
+        near = sorted(
+            (d for d in done if d.first <= life.last and life.first <= d.last), key=lambda d: d.offset
+        )
+        offset = 0
+        for other in near:
+            if offset + life.size <= other.offset:
+                break
+            offset = max(offset, other.offset + other.size)
+        life.offset = offset
+        arena = max(arena, offset + life.size)
+        done.append(life)
+    offsets = {t: life.offset for life in lives for t in life.tensors}
+    return offsets, arena, _peak(order, lives)
+
+
+def _lives(order: Sequence[Statement], elsewhere: set[Tensor], results: set[Tensor]) -> list[_Life]:
+    last: dict[Tensor, int] = {}
+    for i, s in enumerate(order):
+        for t in (*s.writes, *s.reads):
+            last[t] = i
+    last.update(dict.fromkeys(results, len(order)))
+    lives: dict[Tensor, _Life] = {}
+    found: list[_Life] = []
+    for i, s in enumerate(order):
+        taken: set[_Life] = set()
+        for t in s.writes:
+            if t in elsewhere:
+                continue
+            size = aligned(t.nbytes)
+            heirs = (
+                lives[r]
+                for r in sorted(s.safe & set(lives), key=lambda r: r.name)
+                if last[r] == i and r.dtype == t.dtype and r.nbytes == t.nbytes and lives[r] not in taken
+            )
+            life = next(heirs, None)
+            if life is None:
+                life = _Life([], i, i, size)
+                found.append(life)
+            taken.add(life)
+            life.tensors.append(t)
+            life.last = max(life.last, last[t])
+            lives[t] = life
+    return found
+
+
+def _peak(order: Sequence[Statement], lives: Sequence[_Life]) -> tuple[str, list[Tensor]]:
+    if not lives:
+        return "", []
+    totals = np.zeros(len(order) + 2, np.int64)
+    for life in lives:
+        totals[life.first] += life.size
+        totals[life.last + 1] -= life.size
+    at = int(np.argmax(np.cumsum(totals)))
+    alive = [life for life in lives if life.first <= at <= life.last]
+    alive.sort(key=lambda life: -life.size)
+    node = order[min(at, len(order) - 1)].group.operations[0].node
+    return node, [life.tensors[-1] for life in alive]

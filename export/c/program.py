@@ -1,0 +1,316 @@
+"""Tensors, views and operations: the form of a model between its ONNX nodes and C text.
+
+A value of the model is a :class:`View` of a :class:`Tensor`. Operators that only move elements (Transpose, Slice,
+Reshape, …) change strides instead of writing a tensor. All other operators are one of the operations below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+C_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int64": "int64_t",
+    "int32": "int32_t",
+    "int16": "int16_t",
+    "int8": "int8_t",
+    "uint64": "uint64_t",
+    "uint32": "uint32_t",
+    "uint16": "uint16_t",
+    "uint8": "uint8_t",
+    "bool": "uint8_t",
+}
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A row-major array in memory.
+
+    Attributes:
+        dtype: the name of a numpy type, a key of ``C_TYPES``.
+        name: the name of the value in the model, for comments and messages.
+        role: where it is stored: ``temporary`` (in the arena), ``input``, ``output``, ``state`` or ``constant``.
+        data: the elements of a constant.
+    """
+
+    shape: Shape
+    dtype: str
+    name: str
+    role: str = "temporary"
+    data: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def c_type(self) -> str:
+        return C_TYPES[self.dtype]
+
+    def whole(self) -> View:
+        return View(self, self.shape, row_major(self.shape))
+
+
+def row_major(shape: Shape) -> Shape:
+    """Return the strides, in elements, of a contiguous array."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements of a tensor: element i is at ``offset`` + Σ i·stride."""
+
+    tensor: Tensor
+    shape: Shape
+    strides: Shape
+    offset: int = 0
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the view has all elements of its tensor, in their order in memory."""
+        return self.offset == 0 and self.size == self.tensor.size and self.is_contiguous
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.size <= 1 or squeezed(self.shape, self.strides) == squeezed(self.shape, row_major(self.shape))
+
+    def permuted(self, order: Sequence[int]) -> View:
+        return replace(self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order))
+
+    def expanded(self, shape: Shape) -> View:
+        """Return the view broadcast to ``shape``."""
+        missing = len(shape) - len(self.shape)
+        strides = (0,) * missing + tuple(
+            0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)
+        )
+        return replace(self, shape=shape, strides=strides)
+
+    def sliced(self, axis: int, start: int, size: int, step: int = 1) -> View:
+        shape, strides = list(self.shape), list(self.strides)
+        offset = self.offset + (start * strides[axis] if size else 0)
+        shape[axis], strides[axis] = size, strides[axis] * step
+        return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
+
+    def reshaped(self, shape: Shape) -> View | None:
+        """Return the view in another shape, or None if that requires a copy."""
+        if self.size == 0 or self.size == 1:
+            return replace(self, shape=shape, strides=row_major(shape))
+        strides: list[int] = []
+        runs = _runs(self)
+        for n in reversed(shape):
+            if n == 1:
+                strides.append(0)
+                continue
+            while runs and runs[-1][0] == 1:
+                runs.pop()
+            size, stride = runs.pop()
+            if size % n:
+                return None
+            strides.append(stride)
+            runs.append((size // n, stride * n))
+        return replace(self, shape=shape, strides=tuple(reversed(strides)))
+
+
+def _runs(view: View) -> list[tuple[int, int]]:
+    """Return the sizes and strides of the fewest axes that describe ``view``."""
+    runs: list[tuple[int, int]] = []
+    for n, stride in zip(view.shape, view.strides, strict=True):
+        if n == 1:
+            continue
+        if runs and runs[-1][1] == n * stride:
+            runs[-1] = (runs[-1][0] * n, stride)
+        else:
+            runs.append((n, stride))
+    return runs
+
+
+def squeezed(shape: Shape, strides: Shape) -> Shape:
+    """Return the strides of axes longer than 1."""
+    return tuple(s for n, s in zip(shape, strides, strict=True) if n != 1)
+
+
+# --- operations ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Operation:
+    """A computation that writes tensors. ``node`` describes the ONNX node that it comes from."""
+
+    node: str = field(kw_only=True, default="")
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    @property
+    def views(self) -> list[View]:
+        """The views that are read, in the order of arguments."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Element(Operation):
+    """An operation with a single output that loops compute element by element, so that several share one loop."""
+
+    out: Tensor
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+
+@dataclass(eq=False)
+class Map(Element):
+    """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``."""
+
+    template: str
+    operands: list[View]
+
+    @property
+    def views(self) -> list[View]:
+        return self.operands
+
+
+@dataclass(eq=False)
+class Reduction:
+    """How a reduction accumulates: C text with {a} the accumulator, {v} the value, {r} its index, {n} their number."""
+
+    start: str
+    step: str
+    finish: str = "{a}"
+    before: str = ""  # a declaration before the loop; {t} is the type of values
+
+
+@dataclass(eq=False)
+class Reduce(Element):
+    """A reduction of ``operand`` along ``axes``; ``inner`` are Maps in its shape that only it reads, in order."""
+
+    how: Reduction
+    operand: View
+    axes: tuple[int, ...]
+    inner: list[Map] = field(default_factory=list)
+
+    @property
+    def views(self) -> list[View]:
+        own = {m.out for m in self.inner}
+        found = [v for m in self.inner for v in m.operands if v.tensor not in own]
+        return found if self.operand.tensor in own else [*found, self.operand]
+
+
+FLAT = "flat"  # an argument of Rows: the row-major index of the first element
+Argument: TypeAlias = "View | Tensor | int | str | tuple[int, ...]"
+
+
+@dataclass(eq=False)
+class Rows(Element):
+    """A sum of products, such as a convolution: a kernel computes several consecutive elements of a row at once.
+
+    ``arguments`` follow the tile and its length: a View in the shape of ``out`` passes the address of its first
+    element, a Tensor its beginning, numbers are literals, and a tuple is a constant array of ints.
+    """
+
+    function: str
+    arguments: list[Argument]
+
+    @property
+    def views(self) -> list[View]:
+        return [a if isinstance(a, View) else a.whole() for a in self.arguments if isinstance(a, View | Tensor)]
+
+
+@dataclass(eq=False)
+class Call(Operation):
+    """A call of a kernel with addresses of whole tensors; ``out`` may contain None for outputs that nothing reads."""
+
+    out: list[Tensor | None]
+    function: str
+    arguments: list[Argument | None]
+    checks: bool = False  # whether it checks indices, and may fail
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [t for t in self.out if t is not None]
+
+    @property
+    def views(self) -> list[View]:
+        return [a.whole() for a in self.arguments if isinstance(a, Tensor) and a not in self.outputs]
+
+
+@dataclass(eq=False)
+class Assemble(Operation):
+    """A tensor put together: parts are copied into ranges of ``out``, after ``fill`` is written everywhere."""
+
+    out: Tensor
+    parts: list[tuple[View, View]]  # from, to
+    fill: str | None = None
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+    @property
+    def views(self) -> list[View]:
+        return [source for source, _ in self.parts]
+
+
+@dataclass(eq=False)
+class Repeat(Operation):
+    """A Scan: ``body`` runs once per step.
+
+    Attributes:
+        carried: for each state the first value, the tensor within the body, and the body's result.
+        slices: for each scanned input the whole tensor, the tensor within the body, and whether to read backwards.
+        stacked: for each scanned output the whole tensor, the body's result, and whether to write backwards.
+        last: the final states.
+        captured: tensors outside that the body reads.
+    """
+
+    steps: int
+    body: Program
+    carried: list[tuple[Tensor, Tensor, Tensor]]
+    slices: list[tuple[Tensor, Tensor, bool]]
+    stacked: list[tuple[Tensor, Tensor, bool]]
+    last: list[Tensor]
+    captured: list[Tensor]
+    workspace: Tensor | None = None
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        room = [] if self.workspace is None else [self.workspace]
+        return [*self.last, *(t for t, _, _ in self.stacked), *room]
+
+    @property
+    def views(self) -> list[View]:
+        read = [*(t for t, _, _ in self.carried), *(t for t, _, _ in self.slices), *self.captured]
+        return [t.whole() for t in read]
+
+
+@dataclass
+class Program:
+    """Operations in an order in which they may run."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)

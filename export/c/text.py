@@ -1,0 +1,214 @@
+"""C text of planned programs: functions for loops, and the statements that call them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from importlib import resources
+
+from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
+from gradgraph.export.c.operators import literal
+from gradgraph.export.c.plan import Plan, Statement
+from gradgraph.export.c.program import Assemble, Call, Element, Repeat, Tensor
+
+Address = Callable[[Tensor], str]  # a C expression of type pointer to the tensor's elements
+
+
+class Text:
+    """Collects functions, constant arrays and kernels of several programs; equal ones are written once."""
+
+    def __init__(self) -> None:
+        self.kernels: set[str] = set()
+        self.constants: dict[Tensor, str] = {}
+        self._parameters: dict[tuple[int, ...], str] = {}
+        self._loops: dict[str, list[Loop]] = defaultdict(list)
+        self._comments: dict[str, str] = {}
+        self._bytes: dict[tuple[str, bytes], str] = {}
+        self.arrays: dict[str, Tensor] = {}
+
+    # --- collected ----------------------------------------------------------------------------------------
+
+    def constant(self, tensor: Tensor) -> str:
+        """Return the name of a constant array."""
+        assert tensor.data is not None
+        key = (tensor.dtype, tensor.data.tobytes())
+        if key not in self._bytes:
+            self._bytes[key] = f"constant_{len(self._bytes)}"
+            self.arrays[self._bytes[key]] = tensor
+        return self._bytes[key]
+
+    def parameter(self, numbers: tuple[int, ...]) -> str:
+        return self._parameters.setdefault(numbers, f"window_{len(self._parameters)}")
+
+    def statement(self, statement: Statement, address: Address, indent: str, plan: Plan) -> Callable[[], list[str]]:
+        """Register a statement, and return a function that writes its lines once all statements are registered."""
+        first = statement.group.operations[0]
+        if isinstance(first, Call):
+            self.kernels.add(first.function)
+            for a in first.arguments:
+                if isinstance(a, tuple):
+                    self.parameter(a)
+            return functools.partial(self._call, first, address, indent)
+        if isinstance(first, Repeat):
+            return self._repeat(first, statement, address, indent)
+        assert isinstance(first, Element | Assemble)
+        loop = loop_of(statement.group, statement.writes)
+        self.kernels |= loop.kernels
+        if not loop.lines:
+            return list
+        key = loop.key
+        self._loops[key].append(loop)
+        self._comments.setdefault(key, ", ".join(dict.fromkeys(o.node for o in statement.group.operations if o.node)))
+        pointers = [
+            address(p.tensor) + (f" + {p.offset}" if p.offset else "") for p in loop.pointers
+        ]
+        parameters = [self.parameter(p) for p in loop.parameters]
+        return lambda: [f"{indent}{self._names[key]}({', '.join([*pointers, *parameters, *self._sizes(key, loop)])});"]
+
+    def program(self, plan: Plan, address: Address, indent: str = INDENT, stop: str = "") -> Callable[[], list[str]]:
+        """Register the statements of a plan.
+
+        Args:
+            stop: a line to write before the first write to a state after indices were checked.
+        """
+        parts: list[Callable[[], list[str]]] = []
+        unchecked = False
+        for statement in plan.statements:
+            first = statement.group.operations[0]
+            if stop and unchecked and any(t in plan.direct for t in statement.writes):
+                parts.append(lambda: [indent + stop])
+                unchecked = False
+            unchecked |= isinstance(first, Call) and first.checks
+            unchecked |= isinstance(first, Repeat)
+            parts.append(self.statement(statement, address, indent, plan))
+        if stop and unchecked:
+            parts.append(lambda: [indent + stop])
+        for new, old in plan.copies:
+            parts.append(functools.partial(self._copy, address(old), address(new), new.nbytes, indent))
+        return lambda: [line for part in parts for line in part()]
+
+    def _copy(self, to: str, source: str, size: int, indent: str) -> list[str]:
+        return [f"{indent}memcpy({to}, {source}, {size});"] if size else []
+
+    def _call(self, call: Call, address: Address, indent: str) -> list[str]:
+        written = [self._argument(a, address) for a in call.arguments]
+        return [f"{indent}{call.function}({', '.join(written)});"]
+
+    def _argument(self, a: object, address: Address) -> str:
+        if a is None:
+            return "NULL"
+        if isinstance(a, Tensor):
+            return address(a)
+        if isinstance(a, tuple):
+            return self.parameter(a)
+        return "&fault" if a == "fault" else str(a)
+
+    def _repeat(self, o: Repeat, statement: Statement, address: Address, indent: str) -> Callable[[], list[str]]:
+        assert statement.body is not None
+        step = f"step_{len(indent) // len(INDENT)}"
+        places: dict[Tensor, str] = {}
+        body = statement.body
+
+        def turned(backwards: bool) -> str:
+            return f"({o.steps - 1} - {step})" if backwards else step
+
+        for outside, inside, backwards in o.slices:
+            places[inside] = f"({address(outside)} + {turned(backwards)} * {inside.size})"
+        for outside, result, backwards in o.stacked:
+            places[result] = f"({address(outside)} + {turned(backwards)} * {result.size})"
+        for (_, inside, _), last in zip(o.carried, o.last, strict=True):
+            places[inside] = address(last)
+
+        def inner(tensor: Tensor) -> str:
+            tensor_place = body.direct.get(tensor, tensor)
+            if tensor_place in places:
+                return places[tensor_place]
+            if tensor_place in body.offsets:
+                assert o.workspace is not None
+                return at(tensor_place, f"(unsigned char *){address(o.workspace)} + {body.offsets[tensor_place]}")
+            return address(tensor_place)
+
+        before = [
+            f"{indent}memcpy({address(last)}, {address(first)}, {last.nbytes});"
+            for (first, _, _), last in zip(o.carried, o.last, strict=True)
+            if last.nbytes
+        ]
+        inside_lines = self.program(body, inner, indent + INDENT)
+        head = f"{indent}for (int {step} = 0; {step} < {o.steps}; {step}++) {{"
+        return lambda: [*before, head, *inside_lines(), indent + "}"]
+
+    # --- written ------------------------------------------------------------------------------------------
+
+    def _sizes(self, key: str, loop: Loop) -> list[str]:
+        return [str(loop.sizes[i]) for i in self._varying(key)]
+
+    def _varying(self, key: str) -> list[int]:
+        """Return the tokens whose sizes differ between the loops with this text."""
+        loops = self._loops[key]
+        return [i for i in range(len(loops[0].sizes)) if len({loop.sizes[i] for loop in loops}) > 1]
+
+    @functools.cached_property
+    def _names(self) -> dict[str, str]:
+        return {key: f"loop_{i}" for i, key in enumerate(self._loops)}
+
+    def functions(self) -> list[str]:
+        """Return the functions of all registered loops."""
+        lines: list[str] = []
+        for key, loops in self._loops.items():
+            first, varying = loops[0], self._varying(key)
+            sizes = [f"n{i}" if i in varying else str(n) for i, n in enumerate(first.sizes)]
+            sizes = [f"({s})" if s.startswith("-") else s for s in sizes]
+            arguments = [
+                f"{'' if p.written else 'const '}{p.tensor.c_type} *p{i}" for i, p in enumerate(first.pointers)
+            ]
+            arguments += [f"const int *q{i}" for i in range(len(first.parameters))]
+            arguments += [f"int n{i}" for i in varying]
+            comment = self._comments[key]
+            lines += [f"/* {comment if len(comment) < 400 else comment[:400] + ' ...'} */"] if comment else []
+            lines += [f"static void {self._names[key]}({', '.join(arguments)}) {{"]
+            lines += [filled(line, sizes) for line in first.lines]
+            lines += ["}", ""]
+        return lines
+
+    def parameters(self) -> list[str]:
+        return [
+            f"static const int {name}[{len(numbers)}] = {{{', '.join(map(str, numbers))}}};"
+            for numbers, name in self._parameters.items()
+        ]
+
+
+def at(tensor: Tensor, address: str) -> str:
+    """Return an address in bytes as one of the tensor's elements."""
+    return f"(({tensor.c_type} *)(void *)({address}))"
+
+
+def elements(tensor: Tensor) -> str:
+    """Return the elements of a constant as C literals."""
+    assert tensor.data is not None
+    return ", ".join(literal(x, tensor.dtype) for x in tensor.data.ravel())
+
+
+_HEAD = re.compile(r"^/\* == (\w+)(?: \(([\w, ]+)\))?: ?(.*)", re.MULTILINE)
+
+
+@functools.lru_cache(maxsize=1)
+def kernels() -> Mapping[str, tuple[tuple[str, ...], str]]:
+    """Return the kernels by name: the names of those that it calls, and its C text."""
+    text = resources.files("gradgraph.export.c").joinpath("kernels/kernels.c").read_text("utf-8")
+    found = list(_HEAD.finditer(text))
+    ends = [*(m.start() for m in found[1:]), len(text)]
+    return {
+        m[1]: (tuple(filter(None, (m[2] or "").split(", "))), f"/* {m[3]}{text[m.end() : end].rstrip()}\n")
+        for m, end in zip(found, ends, strict=True)
+    }
+
+
+def kernel_text(wanted: set[str]) -> str:
+    """Return the text of kernels, after those that they call."""
+    names: dict[str, None] = {}
+    for name in sorted(wanted):
+        for other in (*kernels()[name][0], name):
+            names[other] = None
+    return "\n".join(kernels()[name][1] for name in names)

@@ -1,0 +1,374 @@
+"""The generated files: header, source, an example, a README and files for build systems."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from gradgraph.export.c.interface import Function, Unit
+from gradgraph.export.c.names import identifiers
+from gradgraph.export.c.operators import literal
+from gradgraph.export.c.plan import ALIGNMENT
+from gradgraph.export.c.program import Tensor
+from gradgraph.export.c.text import at, elements, kernel_text
+
+Numbers = "dict[str, int]"
+HEADER_BYTES = 12
+
+
+def files(unit: Unit) -> dict[str, bytes]:
+    """Return the contents of the generated files by name."""
+    writer = _Writer(unit)
+    source = writer.source()  # registers constants, which other files count
+    contents = {
+        f"{unit.name}.h": writer.header(),
+        f"{unit.name}.c": source,
+        "example.c": writer.example(),
+        "README.md": writer.readme(),
+        "CMakeLists.txt": writer.cmake(),
+        "library.properties": writer.properties(),
+    }
+    return {name: text.encode() for name, text in contents.items()}
+
+
+class _Writer:
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.name, self.upper = unit.name, unit.name.upper()
+        self.fields = identifiers(unit.state)
+
+    # --- signatures ---------------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> str:
+        return f"{self.name}_t *t"
+
+    def signature(self, f: Function) -> str:
+        c = f.c_names
+        arguments = [self.handle]
+        for name, tensor in f.inputs.items():
+            arguments.append(f"{tensor.c_type} {c[name]}" if not tensor.shape else f"const {tensor.c_type} *{c[name]}")
+        arguments += [f"{tensor.c_type} *{c[f'> {name}']}" for name, tensor in f.results.items()]
+        return f"int {self.name}_{f.suffix}({', '.join(arguments)})"
+
+    def header(self) -> str:
+        unit, guard = self.unit, f"{self.upper}_H"
+        lines = [
+            f"/* {self.name}: written by gradgraph. Every array is row-major. */",
+            f"#ifndef {guard}",
+            f"#define {guard}",
+            "",
+            "#include <stdint.h>",
+            "",
+            "#ifdef __cplusplus",
+            'extern "C" {',
+            "#endif",
+            "",
+            f"#define {self.upper}_OK 0",
+            f"#define {self.upper}_BAD_INDEX 1 /* a class label or an index is out of range */",
+            f"#define {self.upper}_BAD_STATE 2 /* saved bytes are damaged, or belong to another program */",
+            "",
+        ]
+        known: set[str] = set()
+        for f in unit.functions:
+            c = f.c_names
+            for name, tensor in [*f.inputs.items(), *((f"> {n}", t) for n, t in f.results.items())]:
+                macro = f"{self.upper}_{c[name].upper()}_SIZE"
+                if tensor.shape and macro not in known:
+                    known.add(macro)
+                    lines.append(f"#define {macro} {tensor.size} /* [{', '.join(map(str, tensor.shape))}] */")
+        lines += [
+            f"#define {self.upper}_ARENA_BYTES {unit.arena}",
+            f"#define {self.upper}_STATE_BYTES {unit.state_bytes}",
+        ]
+        if unit.state:
+            lines.append(f"#define {self.upper}_SAVED_BYTES {unit.state_bytes + HEADER_BYTES}")
+        lines += ["", "/* Weights and all other state, then working memory. Do not put it on a small stack. */"]
+        lines += ["typedef struct {"]
+        for name, tensor in self._by_alignment():
+            comment = "".join(ch if ch.isascii() and (ch.isalnum() or ch in "._-") else "_" for ch in name[:80])
+            lines.append(f"    {tensor.c_type} {self.fields[name]}[{max(tensor.size, 1)}]; /* {comment} */")
+        lines += [f"    int64_t arena[{max(-(-unit.arena // ALIGNMENT), 1)}];", f"}} {self.name}_t;", ""]
+        lines += [f"/* Sets the state to its first values. */\nvoid {self.name}_init({self.handle});", ""]
+        for f in unit.functions:
+            results = " Results may be NULL." if f.results else ""
+            lines += [f"/* {f.about}{results}\n   Returns {self.upper}_OK or {self.upper}_BAD_INDEX. */"]
+            lines += [self.signature(f) + ";", ""]
+        if unit.state:
+            lines += [
+                f"/* Writes the state to {self.upper}_SAVED_BYTES bytes, with a checksum. */",
+                f"void {self.name}_save(const {self.name}_t *t, unsigned char *bytes);",
+                "",
+                f"/* Reads the state from these bytes. Returns {self.upper}_OK, or {self.upper}_BAD_STATE and changes nothing. */",
+                f"int {self.name}_load({self.handle}, const unsigned char *bytes);",
+                "",
+            ]
+        lines += ["#ifdef __cplusplus", "}", "#endif", "", "#endif", ""]
+        return "\n".join(lines)
+
+    def _by_alignment(self) -> list[tuple[str, Tensor]]:
+        return sorted(self.unit.state.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
+
+    # --- source -------------------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        text = self.unit.text
+        bodies = [(f, *self._body(f)) for f in self.unit.functions]
+        written = [(f, make(), checks) for f, make, checks in bodies]
+        first = self._init()
+        functions = text.functions()
+        kernels = kernel_text(text.kernels)
+        used = "\n".join([*functions, kernels, *(line for _, lines, _ in written for line in lines), *first])
+        lines = [
+            f"/* {self.name}: written by gradgraph. It needs C99, math.h and string.h. */",
+            f'#include "{self.name}.h"',
+            "",
+            *(["#include <math.h>"]),
+            "#include <stddef.h>",
+            "#include <string.h>",
+            "",
+            "#ifndef TILE",
+            "#define TILE 8 /* elements of a matrix row computed at once; 16 or 32 may be faster on large processors */",
+            "#endif",
+            "",
+            *text.parameters(),
+            "",
+        ]
+        for name, tensor in text.arrays.items():
+            lines += [f"static const {tensor.c_type} {name}[{max(tensor.size, 1)}] = {{{elements(tensor) or '0'}}};"]
+        lines += ["", kernels, "", *functions]
+        lines += first
+        for f, body, checks in written:
+            lines += self._function(f, body, checks)
+        if self.unit.state:
+            lines += self._saving()
+        assert used
+        return "\n".join(lines) + "\n"
+
+    def _body(self, f: Function) -> tuple[Callable[[], list[str]], bool]:
+        c = f.c_names
+        plan = f.plan
+        states = {t: self.fields[n] for n, t in self.unit.state.items()}
+        arguments = {t: c[n] for n, t in f.inputs.items()}
+
+        def address(tensor: Tensor) -> str:
+            tensor = plan.direct.get(tensor, tensor)
+            if tensor in states:
+                return f"t->{states[tensor]}"
+            if tensor in arguments:
+                return arguments[tensor] if tensor.shape else f"&{arguments[tensor]}"
+            if tensor.data is not None:
+                return self.unit.text.constant(tensor)
+            return at(tensor, f"arena + {plan.offsets[tensor]}" if plan.offsets[tensor] else "arena")
+
+        make = self.unit.text.program(plan, address, stop=f"if (fault) return {self.upper}_BAD_INDEX;")
+        results = []
+        for name, tensor in f.results.items():
+            to = c[f"> {name}"]
+            results.append(f"    if ({to}) memcpy({to}, {address(tensor)}, {tensor.nbytes});")
+        return (lambda: [*make(), *results]), True
+
+    def _function(self, f: Function, body: list[str], checks: bool) -> list[str]:
+        whole = "\n".join(body)
+        lines = [self.signature(f) + " {"]
+        if "arena" in whole:
+            lines.append("    unsigned char *const arena = (unsigned char *)t->arena;")
+        elif "t->" not in whole:
+            lines.append("    (void)t;")
+        if "fault" in whole:
+            lines.append("    int fault = 0;")
+        lines += body
+        c = f.c_names
+        unread = [c[n] for n in f.inputs if c[n] not in whole]
+        lines += [f"    (void){name};" for name in unread]
+        return [*lines, f"    return {self.upper}_OK;", "}", ""]
+
+    def _init(self) -> list[str]:
+        lines = [f"void {self.name}_init({self.handle}) {{", "    memset(t, 0, sizeof *t);"]
+        for name, tensor in self.unit.state.items():
+            value = self.unit.initial[name]
+            if not value.size or not value.any():
+                continue
+            if (value == value.ravel()[0]).all():
+                loop = f"    for (int i = 0; i < {value.size}; i++) t->{self.fields[name]}[i] = "
+                lines.append(f"{loop}{literal(value.ravel()[0], tensor.dtype)};")
+                continue
+            constant = Tensor(tensor.shape, tensor.dtype, name, "constant", np.ascontiguousarray(value))
+            lines.append(f"    memcpy(t->{self.fields[name]}, {self.unit.text.constant(constant)}, {tensor.nbytes});")
+        return [*lines, "}", ""]
+
+    def _saving(self) -> list[str]:
+        described = ";".join(f"{n}:{t.dtype}:{t.shape}" for n, t in self.unit.state.items())
+        parts = [
+            f"    {{offsetof({self.name}_t, {self.fields[n]}), {t.nbytes}}},"
+            for n, t in self.unit.state.items()
+        ]
+        name, upper = self.name, self.upper
+        return f"""/* where each state is, in the order of the saved bytes */
+static const struct {{
+    size_t at, size;
+}} parts[] = {{
+{chr(10).join(parts)}
+}};
+
+static uint32_t checksum(const unsigned char *bytes, size_t count) {{ /* CRC-32 */
+    uint32_t sum = 0xFFFFFFFFu;
+    while (count--) {{
+        sum ^= *bytes++;
+        for (int bit = 0; bit < 8; bit++) sum = (sum >> 1) ^ (0xEDB88320u & (0u - (sum & 1u)));
+    }}
+    return ~sum;
+}}
+
+static void put(unsigned char *to, uint32_t number) {{
+    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(number >> (8 * i));
+}}
+
+void {name}_save(const {name}_t *t, unsigned char *bytes) {{
+    unsigned char *to = bytes + {HEADER_BYTES};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; to += parts[i++].size)
+        memcpy(to, (const unsigned char *)t + parts[i].at, parts[i].size);
+    put(bytes, 0x31544747u); /* GGT1 */
+    put(bytes + 4, 0x{zlib.crc32(described.encode()):08X}u);
+    put(bytes + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
+}}
+
+int {name}_load({name}_t *t, const unsigned char *bytes) {{
+    unsigned char head[{HEADER_BYTES}];
+    put(head, 0x31544747u);
+    put(head + 4, 0x{zlib.crc32(described.encode()):08X}u);
+    put(head + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
+    if (memcmp(head, bytes, {HEADER_BYTES})) return {upper}_BAD_STATE;
+    bytes += {HEADER_BYTES};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; bytes += parts[i++].size)
+        memcpy((unsigned char *)t + parts[i].at, bytes, parts[i].size);
+    return {upper}_OK;
+}}
+""".split("\n")
+
+    # --- other files --------------------------------------------------------------------------------------
+
+    def example(self) -> str:
+        f = self.unit.functions[0]
+        c = f.c_names
+        declared, passed = [], []
+        for name, tensor in f.inputs.items():
+            if tensor.shape:
+                declared.append(f"static {tensor.c_type} {c[name]}[{self.upper}_{c[name].upper()}_SIZE];")
+                passed.append(c[name])
+            else:
+                passed.append("1" if np.dtype(tensor.dtype).kind in "iub" else "0.01f")
+        for name, tensor in f.results.items():
+            own = c[f"> {name}"]
+            declared.append(f"static {tensor.c_type} {own}[{max(tensor.size, 1)}];")
+            passed.append(own)
+        shown = next((c[f"> {n}"] for n, t in f.results.items() if t.dtype == "float32"), None)
+        report = f'        printf("%d %g\\n", i, (double){shown}[0]);\n' if shown else ""
+        return f"""/* Calls {self.name}_{f.suffix} ten times with zeros in place of data. */
+#include "{self.name}.h"
+
+#include <stdio.h>
+
+static {self.name}_t state;
+{chr(10).join(declared)}
+
+int main(void) {{
+    {self.name}_init(&state);
+    for (int i = 0; i < 10; i++) {{
+        if ({self.name}_{f.suffix}({", ".join(["&state", *passed])}) != {self.upper}_OK) return 1;
+{report}    }}
+    return 0;
+}}
+"""
+
+    def readme(self) -> str:
+        unit = self.unit
+        flash = sum(t.nbytes for t in unit.text.arrays.values())
+        kinds: dict[str, int] = {}
+        for name, tensor in unit.state.items():
+            kind = unit.kinds.get(name, "state")
+            kinds[kind] = kinds.get(kind, 0) + tensor.nbytes
+        rows = [f"| {_KINDS.get(kind, kind)} | {size:,} |" for kind, size in kinds.items()]
+        rows += [f"| working memory of `{self.name}_{f.suffix}` | {f.plan.arena:,} |" for f in unit.functions]
+        largest = max(unit.functions, key=lambda f: f.plan.arena)
+        node, alive = largest.plan.peak
+        peak = [f"| {_plain(t.name)} | {list(t.shape)} | {t.nbytes:,} |" for t in alive[:8]]
+        ram = unit.state_bytes + unit.arena
+        inputs = sum(t.nbytes for t in unit.functions[0].inputs.values() if t.shape)
+        saved = f"""
+## Save the state
+
+`{self.name}_save` writes {self.upper}_SAVED_BYTES bytes with a checksum; `{self.name}_load` checks them before it
+changes anything. To survive a power cut, keep two slots in flash and write them in turn: after a restart, load the
+newer slot, and the other one if that returns `{self.upper}_BAD_STATE`. Numbers are stored in the byte order of the
+processor.
+""" if unit.state else ""  # fmt: skip
+        return f"""# {self.name}
+
+C99 code without a runtime: `{self.name}.h` and `{self.name}.c`. It allocates no memory, calls nothing but `math.h` and
+`string.h`, and keeps everything in one `{self.name}_t`, so that a program can have several.
+
+## Memory
+
+Working memory is shared by all functions: {unit.arena:,} bytes. A `{self.name}_t` needs {ram:,} bytes of RAM, the
+arguments of `{self.name}_{unit.functions[0].suffix}` {inputs:,} more. Constant arrays (first weights and frozen weights)
+need {flash:,} bytes of flash; the code is not included.
+
+| part | bytes |
+|---|---|
+{chr(10).join(rows)}
+
+Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, with these tensors:
+
+| tensor | shape | bytes |
+|---|---|---|
+{chr(10).join(peak) or "| - | | 0 |"}
+
+## Build
+
+- Desktop: `cc -std=c99 -O3 -march=native {self.name}.c example.c -lm -o example`, or `cmake -B build && cmake --build build`.
+- Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
+- Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
+- On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
+{saved}"""
+
+    def cmake(self) -> str:
+        return f"""cmake_minimum_required(VERSION 3.10)
+project({self.name} C)
+set(CMAKE_C_STANDARD 99)
+add_library({self.name} STATIC {self.name}.c)
+target_include_directories({self.name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
+if(NOT MSVC)
+  target_link_libraries({self.name} PUBLIC m)
+endif()
+add_executable(example example.c)
+target_link_libraries(example {self.name})
+"""
+
+    def properties(self) -> str:
+        return f"""name={self.name}
+version=1.0.0
+author=gradgraph
+maintainer=gradgraph
+sentence=A training step in C
+paragraph=Generated by gradgraph export --c
+category=Data Processing
+url=https://gradgraph.github.io
+architectures=*
+includes={self.name}.h
+"""
+
+
+_KINDS = {
+    "parameter": "weights that are trained",
+    "statistic": "running statistics",
+    "optimizer": "optimizer state",
+    "counter": "counters",
+    "average": "averages of weights",
+}
+
+
+def _plain(name: str) -> str:
+    return "".join(ch if ch.isascii() and (ch.isalnum() or ch in "._-/ ") else "_" for ch in name[:80]) or "-"
