@@ -17,10 +17,6 @@ from gradgraph.export.c.program import C_TYPES, Reduction
 
 Attributes = Mapping[str, Any]
 
-FLOAT = "a floating type"
-INTEGER = "an integer type"
-
-_BOUND = "({0} < {1} ? {1} : {0})"
 _SMALLER, _LARGER = "({0} < {1} || {0} != {0} ? {0} : {1})", "({0} > {1} || {0} != {0} ? {0} : {1})"
 
 # operators on floating types only: their templates
@@ -104,6 +100,8 @@ def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str
     elif op_type in NUMERIC and kind != "b":
         template = NUMERIC[op_type]
     elif (op_type in FLOATING and kind == "f") or (op_type == "Neg" and kind == "i"):
+        template = FLOATING[op_type]
+    elif op_type == "Div" and kind in "iu":  # by positive constants only, see reading
         template = FLOATING[op_type]
     elif op_type in INTEGERS and kind in "iu":
         template = INTEGERS[op_type]
@@ -193,10 +191,6 @@ def _is_inf(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     return f"isinf({{0}}) && ({{0}} > 0 ? {positive} : {negative})"
 
 
-def _int_division(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
-    return "{0} / {1}"
-
-
 _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
     "Max": _extreme(_LARGER),
     "Min": _extreme(_SMALLER),
@@ -219,8 +213,6 @@ _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
                           alpha=0.2, beta=0.5),
     "ThresholdedRelu": _float("({0} > {alpha} ? {0} : 0)", alpha=1.0),
 }  # fmt: skip
-_WRITTEN["IsInf"] = _is_inf
-
 ELEMENTWISE = frozenset([*FLOATING, *NUMERIC, *PREDICATES, *INTEGERS, *_WRITTEN, "Clip", "Sum", "Mean"])
 
 _SUM = Reduction("0", "{a} += {v}")

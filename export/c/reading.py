@@ -214,7 +214,8 @@ def _elementwise(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     out = node.outputs[0]
     shape, dtype = r.shape_of(out), r.dtype_of(out)
     operands = [r.view(v) for v in node.inputs if v is not None]
-    if node.op_type in ("Mod", "BitShift") and not _divides(r.constant(node.inputs[1]), node.op_type):
+    whole_numbers = node.op_type == "Div" and np.dtype(dtype).kind in "iu"
+    if (whole_numbers or node.op_type in ("Mod", "BitShift")) and not _divides(r.constant(node.inputs[1]), node.op_type):
         raise r.unsupported("its second input must be a positive constant")
     if node.op_type == "Clip":
         made = _clip(r, node, operands[0])
@@ -234,7 +235,7 @@ def _elementwise(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
 def _divides(array: np.ndarray | None, op_type: str) -> bool:
     if array is None or not array.size:
         return False
-    return bool((array > 0).all() if op_type == "Mod" else ((array >= 0) & (array < 8 * array.itemsize)).all())
+    return bool((array > 0).all() if op_type != "BitShift" else ((array >= 0) & (array < 8 * array.itemsize)).all())
 
 
 def _mapped(
@@ -286,6 +287,14 @@ def _reduce(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     made = r.tensor(out)
     r.add(Reduce(made, how, x, axes))
     r.views[out] = made.whole()
+
+
+@reads("ConstantOfShape")
+def _filled(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
+    value = attrs.get("value")
+    array = np.zeros(1, np.float32) if value is None else value.numpy()
+    made = Tensor((), str(array.dtype), "", "constant", array.ravel()[:1].reshape(()))
+    r.set(node.outputs[0], made.whole().expanded(r.shape_of(node.outputs[0])))
 
 
 # --- movement: views --------------------------------------------------------------------------------------
