@@ -86,7 +86,7 @@ def grouped(program: Program) -> list[Group]:
     group_of = {o: Group([o]) for o in program.operations}
     maker = {t: o for o in program.operations for t in o.outputs}
     place = {o: i for i, o in enumerate(program.operations)}
-    for operation in program.operations:
+    for operation in reversed(program.operations):  # the last reader first: masks are computed in the backward pass
         if isinstance(operation, Map):
             for view in operation.operands:
                 source = maker.get(view.tensor)
