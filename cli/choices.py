@@ -28,6 +28,21 @@ class BatchSize(click.ParamType[int | str]):
 BATCH_SIZE = BatchSize()
 
 
+class Bytes(click.ParamType[int]):
+    """A number of bytes, such as ``256KB``."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from gradgraph.errors import DataError
+        from gradgraph.runtime.loop.sizing import limit_of  # slow to import, so help avoids it
+
+        try:
+            return limit_of(f"auto:{value}") or 0
+        except DataError:
+            self.fail(f"{value!r} is not a size in bytes, such as 256KB or 1MiB", param, ctx)
+
+
 class Listed(click.Choice[str]):
     """A choice among the names in tables of the library. Tables are imported on demand, since that takes time.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.choices import PATH
+from gradgraph.cli.choices import PATH, Bytes
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, UNTRAINED, build_option
 from gradgraph.cli.run_weights import checkpoint_to_use
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     "onnxruntime build: .config.",
 )
 @click.option("--ort", is_flag=True, help="Write the whole step as .ort files into the folder --out.")
+@click.option("--c", "as_c", is_flag=True, help="Write C99 source files into the folder --out: a step trains without "
+                                               "any runtime, and a model computes its outputs.")  # fmt: skip
+@click.option("--ram", type=Bytes(), metavar="SIZE", help="With --c, reject a step that needs more RAM, such as 256KB.")
 @click.option("--output", "outputs", multiple=True, metavar="NAME", help="Output to keep; repeatable. Default: all.")
 @NOT_AVERAGED
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step. Default: export in float32.")
@@ -82,27 +85,35 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
       gradgraph export runs/one --calibrate held_out.npz -o calibrated.onnx
       gradgraph export step/ -o required_operators.config
       gradgraph export step/ --ort -o step-ort/
+      gradgraph export step/ --c --size batch=1 --ram 256KB -o trainer/
     """
     export = _Export(step, out, **given)
-    kind = _KINDS["folder" if export.ort else out.suffix if out.suffix in _KINDS else ".onnx"]
+    kind = _KINDS[export.kind]
     export.check(kind)
     if "checkpoint" not in kind.takes and untrained:
         raise click.UsageError(f"--untrained has no effect on {kind.what}; omit it")
     if "checkpoint" in kind.takes and export.weights is None:
         export = replace(export, checkpoint=checkpoint_to_use(step, export.checkpoint, untrained, required=False))
     export = replace(export, step=step_of(step))  # after the weights, which a run folder also has
-    if not export.ort:
+    in_folder = export.ort or export.as_c
+    if not in_folder:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
-    facts = kind.write(export, force) if export.ort else kind.write(export)
+    facts = kind.write(export, force) if in_folder else kind.write(export)
     tokenizer = None
-    if out.suffix in (".onnx", ".ort") and not export.ort:
+    if out.suffix in (".onnx", ".ort") and not in_folder:
         tokenizer = carry_tokenizer(step, out)
     if as_json:
         output.emit_json({name: value for name, value in facts.items() if name != "checked"})
         return
     for remark in filter(None, (facts.get("calibrated"), facts.get("stored"), facts.get("quantized"))):
         output.say(remark)
-    settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
+    settled = (
+        "checkpoint" not in kind.takes
+        or (export.as_c and not facts["state"])
+        or untrained
+        or export.checkpoint
+        or export.weights
+    )
     remark = "" if settled else ", with the initial weights (no --checkpoint was given)"
     output.say(f"wrote {written(out, tokenizer)}: {kind.words.format(**facts)}{remark}")
     if checked := facts.get("checked"):
@@ -116,6 +127,8 @@ class _Export:
     checkpoint: Path | None
     weights: Path | None
     ort: bool
+    as_c: bool
+    ram: int | None
     outputs: tuple[str, ...]
     not_averaged: bool
     mixed: bool
@@ -127,15 +140,24 @@ class _Export:
     calibrate: Path | None
     types: bool
 
+    @property
+    def kind(self) -> str:
+        """The key of what is written in ``_KINDS``."""
+        if self.ort or self.as_c:
+            return "c" if self.as_c else "folder"
+        return self.out.suffix if self.out.suffix in _KINDS else ".onnx"
+
     def check(self, kind: _Kind) -> None:
         """Raise UsageError for options that do not apply to the output ``kind``, or contradict each other."""
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
-            "image-input": self.image_input,
+            "image-input": self.image_input, "ram": self.ram,
             "store": self.store != "float32", "quantize": self.quantize, "calibration": self.calibration,
             "calibrate": self.calibrate, "types": self.types,
         }  # fmt: skip
+        if self.ort and self.as_c:
+            raise click.UsageError("--c and --ort write different files; pass one of them")
         if self.calibration and not self.quantize:
             raise click.UsageError("--calibration requires --quantize int8; use --calibrate to calibrate probabilities")
         if self.quantize and (self.mixed or self.store != "float32"):
@@ -294,6 +316,14 @@ def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
     return {"folder": str(folder), "files": sorted(f.name for f in folder.iterdir())}
 
 
+def _c_folder(export: _Export, force: bool) -> dict[str, Any]:
+    from gradgraph.export import c
+
+    made = c(export.step, export.out, export.ram, sizes=export.size, checkpoint=export.checkpoint,
+             weights=export.other_weights(), force=force)  # fmt: skip
+    return {"folder": str(export.out), "state": made.state, "arena": made.arena, "constants": made.constants}
+
+
 _WEIGHTS = ("checkpoint", "not-averaged", "weights")
 _MODEL = (*_WEIGHTS, "output", "mixed", "size", "image-input", "store", "quantize", "calibration", "calibrate")
 _KINDS = {
@@ -302,5 +332,7 @@ _KINDS = {
     ".safetensors": _Kind("a file of weights", _safetensors, "{tensors} tensors", ("checkpoint", "not-averaged")),
     ".bin": _Kind("a flat vector", _flat, "{tensors} tensors, {elements} numbers; {table} says where", ("checkpoint",)),
     ".config": _Kind("a list of operators", _config, "operators of {opsets} opsets", ("types",)),
+    "c": _Kind("C source files", _c_folder, "{state:,} bytes of state and {arena:,} of working memory in RAM, "
+               "{constants:,} of constants in flash", ("checkpoint", "weights", "size", "ram")),
     "folder": _Kind("a step of .ort files", _ort_folder, "{files}", ("types",)),
 }  # fmt: skip

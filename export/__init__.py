@@ -1,10 +1,11 @@
 """Export of trained models, and artifacts of a step for other runtimes and training loops.
 
 The functions turn a step and trained weights into inference models, weight files, flat buffers, files in ORT format and
-HTML pages. They do not depend on how a step is built.
+HTML pages, and steps into C. They do not depend on how a step is built.
 """
 
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights
+from gradgraph.export.c.door import c
 from gradgraph.export.comparison import Compared, ExportReport, compared, drawn, export_report
 from gradgraph.export.flat import FlatWeights, Place, flat_models, flat_weights
 from gradgraph.export.image_input import with_image_input
@@ -21,6 +22,7 @@ __all__ = [
     "FlatWeights",
     "Float16Storage",
     "Place",
+    "c",
     "compared",
     "drawn",
     "export_report",

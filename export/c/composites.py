@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
-from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var, all_of
 
 Written = Var | tuple[Var | None, ...]
 Formula = Callable[..., Written | None]  # None if the attributes are not supported
@@ -151,14 +151,17 @@ def _recurrent(
     zeros = op.const(np.zeros((batch, units), np.float32))
     sides = []
     for d in range(count):
-        take = lambda v: op.Squeeze(op.Slice(v, [d], [d + 1], [0]), [0])  # noqa: B023, E731
-        begin = [zeros if s is None else take(s) for s in first]
-        weights = take(W), take(R), None if B is None else take(B)
+        begin = [zeros if s is None else _side(op, s, d) for s in first]
+        weights = _side(op, W, d), _side(op, R, d), None if B is None else _side(op, B, d)
         sides.append(_direction(op, X, weights, begin, cell, direction == "reverse" or d == 1))
     ys = [op.Unsqueeze(side[0], [1]) for side in sides]
     lasts = [[op.Unsqueeze(side[1 + k], [0]) for side in sides] for k in range(states)]
     y = ys[0] if count == 1 else op.Concat(*ys, axis=1)
     return (y, *(last[0] if count == 1 else op.Concat(*last, axis=0) for last in lasts))
+
+
+def _side(op: Builder, v: Var, direction: int) -> Var:
+    return op.Squeeze(op.Slice(v, [direction], [direction + 1], [0]), [0])
 
 
 def _direction(
@@ -176,9 +179,9 @@ def _direction(
         return [*after, op.Identity(after[0])]
 
     body = op.graph([*states, x], step)
-    for value in body.outputs:
-        shapes.record_shape(value, begin[0].shape or ())
-        value.type = ir.TensorType(ir.DataType.FLOAT)
+    for inner in body.outputs:
+        shapes.record_shape(inner, begin[0].shape or ())
+        inner.type = ir.TensorType(ir.DataType.FLOAT)
     results = op.Scan(
         *begin,
         X,
@@ -188,7 +191,7 @@ def _direction(
         scan_input_directions=[int(backwards)],
         scan_output_directions=[int(backwards)],
     )
-    *last, y = results
+    *last, y = all_of(results)
     for result, value in zip(last, begin, strict=True):
         op.like(result, value)
     y.value.type = ir.TensorType(ir.DataType.FLOAT)
@@ -210,7 +213,7 @@ def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
 
 
 def _gates(op: Builder, x: Var, count: int) -> tuple[Var, ...]:
-    return tuple(op.Split(x, axis=-1, num_outputs=count, outputs=count))
+    return tuple(all_of(op.Split(x, axis=-1, num_outputs=count, outputs=count)))
 
 
 @formula("LSTM")

@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from gradgraph.arguments import FLAG, PATH, Kind, checked
+from gradgraph.arguments import FLAG, PATH, WHOLE, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, shown
+from gradgraph.export.artifacts import Weights, opened_trainer
 from gradgraph.export.c.interface import Unit, function
 from gradgraph.export.c.names import is_identifier
 from gradgraph.export.c.program import C_TYPES, Tensor
 from gradgraph.export.c.reading import refusal
 from gradgraph.export.c.writer import files
 from gradgraph.files.atomic import write_folder_atomically
-from gradgraph.passes.normal import load_runnable
-from gradgraph.passes.normal.sizes.fixed import SIZES
+from gradgraph.files.models import to_proto
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.folder import MANIFEST_FILE
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -29,6 +30,10 @@ from gradgraph.step.step import Step
 _SOURCE = Kind(
     "a gradgraph.Step, its folder, or a model: its path or an onnx.ModelProto",
     lambda value: isinstance(value, Step | onnx.ModelProto) or PATH.fits(value),
+)
+_SIZES = Kind(
+    "a dict of numbers by dimension, such as {'batch': 1}",
+    lambda value: isinstance(value, Mapping) and all(map(WHOLE.fits, value.values())),
 )
 LARGEST_SHOWN = 3
 
@@ -54,14 +59,15 @@ class Sizes:
         return self.state + self.arena
 
 
-@checked(source=_SOURCE, folder=PATH, sizes=SIZES.or_none(), force=FLAG)
+@checked(source=_SOURCE, folder=PATH, ram=WHOLE.or_none(), sizes=_SIZES.or_none(), force=FLAG)
 def c(
     source: Step | str | os.PathLike[str] | onnx.ModelProto,
     folder: str | os.PathLike[str],
     ram: int | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
-    weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    weights: Weights | None = None,
     name: str = "",
     force: bool = False,
 ) -> Sizes:
@@ -74,7 +80,8 @@ def c(
         folder: the folder for the C files.
         ram: the bytes of RAM that may be used, without the arguments of functions.
         sizes: the sizes of open dimensions by name, such as ``{"batch": 1}``.
-        weights: first values of the state by name, in place of those of the step.
+        checkpoint: the checkpoint of a run, whose state the program starts from; by default the initial state.
+        weights: weights that replace those of the step or the checkpoint by name.
         name: the prefix of all names in C; ``trainer`` or ``model`` by default.
         force: replace an existing folder of an earlier export.
 
@@ -85,13 +92,14 @@ def c(
     """
     if name and not is_identifier(name):
         raise ArgumentError(f"name must be a C identifier of at most 31 characters, not '{shown(name)}'")
-    whole = {} if sizes is None else {k: v for k, v in sizes.items() if isinstance(v, int)}
-    if sizes is not None and len(whole) != len(sizes):
-        raise BuildError("sizes of inputs are not supported here", remedy="give the size of each dimension by name")
+    whole = dict(sizes or {})
     step = _step_of(source)
-    unit = (
-        _of_model(source, name or "model", whole) if step is None else _of_step(step, name or "trainer", whole, weights)
-    )
+    if step is None:
+        if checkpoint is not None or weights is not None:
+            raise BuildError("a model has no state, so it takes no checkpoint and no weights")
+        unit = _of_model(source, name or "model", whole)
+    else:
+        unit = _of_step(step, name or "trainer", whole, opened_trainer(step, checkpoint, weights).state.read())
     contents = files(unit)
     if ram is not None and unit.state_bytes + unit.arena > ram:
         raise _too_large(unit, ram)
@@ -109,27 +117,23 @@ def _step_of(source: Any) -> Step | None:
 
 
 def _of_model(source: Any, name: str, sizes: Mapping[str, int]) -> Unit:
-    model = load_runnable(source)
-    proto = model if isinstance(model, onnx.ModelProto) else _proto(model)
-    run = function("run", "Computes the outputs of the model.", proto, {}, sizes=sizes)
+    model = normalise(source)
+    fix_sizes(model, sizes)
+    run = function("run", "Computes the outputs of the model.", to_proto(model), {}, sizes={})
     return Unit(name, [run], {}, {}, {})
 
 
-def _proto(model: Any) -> onnx.ModelProto:
-    from gradgraph.files.models import to_proto
-
-    return to_proto(model)
-
-
-def _of_step(step: Step, name: str, sizes: Mapping[str, int], weights: Mapping[str, Any] | None) -> Unit:
+def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[str, np.ndarray[Any, Any]]) -> Unit:
     manifest = step.manifest
+    manifest.check_sizes(sizes)
     if manifest.steps:
         listed = ", ".join(f"'{shown(n)}'" for n in manifest.steps)
         raise BuildError(f"the step has several named steps ({listed}), and C code has one", remedy="build each alone")
     for spec in manifest.state:
         if spec.dtype not in C_TYPES:
-            raise refusal(f"state '{shown(spec.name)}'", f"has the type {spec.dtype}, which the C code does not support")
-    initial = _initial(step, weights or {})
+            raise refusal(
+                f"state '{shown(spec.name)}'", f"has the type {spec.dtype}, which the C code does not support"
+            )
     state = {s.name: Tensor(tuple(initial[s.name].shape), s.dtype, s.name, "state") for s in manifest.state}
     nexts = {s.name: s.next for s in manifest.state}
     functions = [
@@ -144,7 +148,7 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], weights: Mapping[s
         if keep:
             model = _pruned(step.resolved("eval"), keep)
             functions.append(function(suffix, about, model, state, sizes=sizes, averages=averages))
-    return Unit(name, functions, state, initial, {s.name: s.kind for s in manifest.state})
+    return Unit(name, functions, state, dict(initial), {s.name: s.kind for s in manifest.state})
 
 
 def _evaluated(manifest: Manifest) -> list[str]:
@@ -179,21 +183,6 @@ def _read(node: onnx.NodeProto) -> set[str]:
             waiting.extend(n for g in graphs for n in g.node)
             found.update(o.name for g in graphs for o in g.output)
     return found
-
-
-def _initial(step: Step, weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the first values of all states."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        step.resolved("init").SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [s.name for s in step.manifest.state]
-    found = dict(zip(names, session.run(names, {}), strict=True))
-    for key, value in weights.items():
-        if key in found:
-            found[key] = np.asarray(value, found[key].dtype).reshape(found[key].shape)
-    return {k: np.asarray(v) for k, v in found.items()}
 
 
 def _too_large(unit: Unit, ram: int) -> BuildError:

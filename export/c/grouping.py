@@ -116,9 +116,7 @@ def _merge(
 def _may_share(first: Group, second: Group) -> bool:
     """Whether ``second`` reads what ``first`` computes at the same index only."""
     made = first.made
-    return all(
-        isinstance(o, Map) and in_place(v) for o in second.operations for v in o.views if v.tensor in made
-    )
+    return all(isinstance(o, Map) and in_place(v) for o in second.operations for v in o.views if v.tensor in made)
 
 
 def _is_between(
@@ -131,9 +129,7 @@ def _is_between(
     """Whether ``second`` depends on ``first`` by way of a third group."""
     earliest = min(place[o] for o in first.operations)
     seen: set[Group] = set()
-    waiting = [
-        group_of[maker[t]] for t in second.read if t in maker and group_of[maker[t]] not in (first, second)
-    ]
+    waiting = [group_of[maker[t]] for t in second.read if t in maker and group_of[maker[t]] not in (first, second)]
     while waiting:
         group = waiting.pop()
         if group in seen:

@@ -135,9 +135,7 @@ class _Writer:
             self.line("}")
 
     def index(self, variables: Sequence[str], strides: Sequence[int]) -> str:
-        terms = [
-            v if s == 1 else f"{v} * {self.loop.size(s)}" for v, s in zip(variables, strides, strict=True) if s
-        ]
+        terms = [v if s == 1 else f"{v} * {self.loop.size(s)}" for v, s in zip(variables, strides, strict=True) if s]
         return " + ".join(terms)
 
     # --- loops over elements ------------------------------------------------------------------------------
@@ -274,8 +272,8 @@ class _Writer:
             self.line(o.how.before.format(**names))
         self.line(f"{o.out.c_type} {names['a']} = {o.how.start};")
         outer = dict(self.loads)
-        for variable, n in zip(variables, sizes, strict=True):
-            self.open(variable, n)
+        for variable, size in zip(variables, sizes, strict=True):
+            self.open(variable, size)
 
         def operand(view: View) -> str:
             if is_literal(view):

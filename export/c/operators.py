@@ -99,9 +99,11 @@ def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str
         template = PREDICATES[op_type]
     elif op_type in NUMERIC and kind != "b":
         template = NUMERIC[op_type]
-    elif (op_type in FLOATING and kind == "f") or (op_type == "Neg" and kind == "i"):
-        template = FLOATING[op_type]
-    elif op_type == "Div" and kind in "iu":  # by positive constants only, see reading
+    elif (
+        (op_type in FLOATING and kind == "f")
+        or (op_type == "Neg" and kind == "i")
+        or (op_type == "Div" and kind in "iu")
+    ):
         template = FLOATING[op_type]
     elif op_type in INTEGERS and kind in "iu":
         template = INTEGERS[op_type]
@@ -129,9 +131,21 @@ def literal(value: Any, dtype: str) -> str:
         text = text if any(c in text for c in ".e") else text + ".0"
         text += "f" if dtype == "float32" else ""
     elif dtype == "int64":
-        text = "INT64_MIN" if int(value) == -(2**63) else f"INT64_C({int(value)})" if abs(int(value)) >= 2**31 else str(int(value))
+        text = (
+            "INT64_MIN"
+            if int(value) == -(2**63)
+            else f"INT64_C({int(value)})"
+            if abs(int(value)) >= 2**31
+            else str(int(value))
+        )
     elif kind == "u":
-        text = f"UINT64_C({int(value)})" if dtype == "uint64" else f"{int(value)}u" if dtype == "uint32" else str(int(value))
+        text = (
+            f"UINT64_C({int(value)})"
+            if dtype == "uint64"
+            else f"{int(value)}u"
+            if dtype == "uint32"
+            else str(int(value))
+        )
     else:
         text = "INT32_MIN" if int(value) == -(2**31) else str(int(value))
     return f"({text})" if text.startswith("-") else text
@@ -162,11 +176,10 @@ def _cast(attributes: Attributes, dtypes: list[str], out: str) -> str:
 def _gelu(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     if np.dtype(dtypes[0]).kind != "f":
         return None
-    number = lambda x: literal(x, dtypes[0])  # noqa: E731
     if attributes.get("approximate", "none") == "tanh":
-        inner = f"{number(math.sqrt(2 / math.pi))} * ({{0}} + {number(0.044715)} * {{0}} * {{0}} * {{0}})"
-        return f"{{half}} * {{0}} * (1 + tanh{{f}}({inner}))"
-    return f"{{half}} * {{0}} * (1 + erf{{f}}({{0}} * {number(math.sqrt(0.5))}))"
+        root, cube = literal(math.sqrt(2 / math.pi), dtypes[0]), literal(0.044715, dtypes[0])
+        return f"{{half}} * {{0}} * (1 + tanh{{f}}({root} * ({{0}} + {cube} * {{0}} * {{0}} * {{0}})))"
+    return f"{{half}} * {{0}} * (1 + erf{{f}}({{0}} * {literal(math.sqrt(0.5), dtypes[0])}))"
 
 
 def _mod(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
@@ -216,7 +229,10 @@ _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
 ELEMENTWISE = frozenset([*FLOATING, *NUMERIC, *PREDICATES, *INTEGERS, *_WRITTEN, "Clip", "Sum", "Mean"])
 
 _SUM = Reduction("0", "{a} += {v}")
-_EXTREME = {"ReduceMax": ("{v} > {a} || {v} != {v}", "-INFINITY", "_MIN"), "ReduceMin": ("{v} < {a} || {v} != {v}", "INFINITY", "_MAX")}
+_EXTREME = {
+    "ReduceMax": ("{v} > {a} || {v} != {v}", "-INFINITY", "_MIN"),
+    "ReduceMin": ("{v} < {a} || {v} != {v}", "INFINITY", "_MAX"),
+}
 
 _REDUCTIONS = {
     "ReduceSum": _SUM,

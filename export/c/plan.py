@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -73,9 +73,7 @@ def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, plac
     nexts = dict(nexts or {})
     statements = _statements(program)
     makers = {t: s for s in statements for t in s.writes}
-    needs: dict[Statement, set[Statement]] = {
-        s: {makers[t] for t in s.reads if t in makers} - {s} for s in statements
-    }
+    needs: dict[Statement, set[Statement]] = {s: {makers[t] for t in s.reads if t in makers} - {s} for s in statements}
     direct = _direct(statements, makers, needs, nexts)
     results = set(program.outputs.values())
     elsewhere = {*direct, *placed}
@@ -243,9 +241,7 @@ def _placed(
     arena = 0
     done: list[_Life] = []
     for life in sorted(lives, key=lambda life: (-life.size, life.first)):
-        near = sorted(
-            (d for d in done if d.first <= life.last and life.first <= d.last), key=lambda d: d.offset
-        )
+        near = sorted((d for d in done if d.first <= life.last and life.first <= d.last), key=lambda d: d.offset)
         offset = 0
         for other in near:
             if offset + life.size <= other.offset:

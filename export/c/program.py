@@ -103,9 +103,7 @@ class View:
     def expanded(self, shape: Shape) -> View:
         """Return the view broadcast to ``shape``."""
         missing = len(shape) - len(self.shape)
-        strides = (0,) * missing + tuple(
-            0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True)
-        )
+        strides = (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True))
         return replace(self, shape=shape, strides=strides)
 
     def sliced(self, axis: int, start: int, size: int, step: int = 1) -> View:

@@ -14,15 +14,12 @@ from gradgraph.export.c import operators
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import (
     C_TYPES,
-    FLAT,
     Argument,
     Assemble,
-    Call,
     Map,
     Operation,
     Program,
     Reduce,
-    Repeat,
     Rows,
     Shape,
     Tensor,
@@ -189,7 +186,7 @@ class Reader:
 
 def _comment(node: ir.Node) -> str:
     """Return the operator and the name of a node for a C comment; other characters are replaced."""
-    name = "".join(c if c.isalnum() and c.isascii() or c in "._-" else "_" for c in (node.name or "")[-60:])
+    name = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "_" for c in (node.name or "")[-60:])
     return f"{node.op_type} {name}".strip()
 
 
@@ -215,7 +212,9 @@ def _elementwise(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     shape, dtype = r.shape_of(out), r.dtype_of(out)
     operands = [r.view(v) for v in node.inputs if v is not None]
     whole_numbers = node.op_type == "Div" and np.dtype(dtype).kind in "iu"
-    if (whole_numbers or node.op_type in ("Mod", "BitShift")) and not _divides(r.constant(node.inputs[1]), node.op_type):
+    if (whole_numbers or node.op_type in ("Mod", "BitShift")) and not _divides(
+        r.constant(node.inputs[1]), node.op_type
+    ):
         raise r.unsupported("its second input must be a positive constant")
     if node.op_type == "Clip":
         made = _clip(r, node, operands[0])
@@ -238,9 +237,7 @@ def _divides(array: np.ndarray | None, op_type: str) -> bool:
     return bool((array > 0).all() if op_type != "BitShift" else ((array >= 0) & (array < 8 * array.itemsize)).all())
 
 
-def _mapped(
-    r: Reader, op_type: str, attrs: dict[str, Any], operands: list[View], shape: Shape, dtype: str
-) -> View:
+def _mapped(r: Reader, op_type: str, attrs: dict[str, Any], operands: list[View], shape: Shape, dtype: str) -> View:
     types = [v.dtype for v in operands]
     template = operators.expression(op_type, attrs, types, dtype)
     if template is None:
@@ -359,8 +356,7 @@ def _concat(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     out = r.tensor(node.outputs[0])
     axis = int(attrs["axis"]) % len(out.shape)
     parts, start = [], 0
-    for value in node.inputs:
-        source = r.view(value)  # type: ignore[arg-type]
+    for source in [r.view(value) for value in node.inputs if value is not None]:
         size = source.shape[axis]
         if source.size:
             parts.append((source, out.whole().sliced(axis, start, size)))

@@ -61,9 +61,7 @@ class Text:
         key = loop.key
         self._loops[key].append(loop)
         self._comments.setdefault(key, ", ".join(dict.fromkeys(o.node for o in statement.group.operations if o.node)))
-        pointers = [
-            address(p.tensor) + (f" + {p.offset}" if p.offset else "") for p in loop.pointers
-        ]
+        pointers = [address(p.tensor) + (f" + {p.offset}" if p.offset else "") for p in loop.pointers]
         parameters = [self.parameter(p) for p in loop.parameters]
         return lambda: [f"{indent}{self._names[key]}({', '.join([*pointers, *parameters, *self._sizes(key, loop)])});"]
 

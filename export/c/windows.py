@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.export.c.program import FLAT, Call, Repeat, Shape, Tensor, View
+from gradgraph.export.c.program import FLAT, Argument, Call, Repeat, Shape, Tensor, View
 from gradgraph.export.c.reading import Reader, only_float, reads, result
 
 
@@ -153,7 +153,15 @@ def _gather(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
         return
     made = r.tensor(out)
     width = int(np.dtype(x.dtype).itemsize)
-    arguments = [made, r.whole(x), _indices(r, at), *_parts(x.shape, axis), at.size, width, "fault"]
+    arguments: list[Argument | None] = [
+        made,
+        r.whole(x),
+        _indices(r, at),
+        *_parts(x.shape, axis),
+        at.size,
+        width,
+        "fault",
+    ]
     r.add(Call([made], "gather", arguments, checks=True))
     r.views[out] = made.whole()
 
@@ -164,7 +172,7 @@ def _gather_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, dy)
     made = r.tensor(node.outputs[0])
     axis = int(attrs["axis"]) % len(made.shape)
-    arguments = [made, r.whole(dy), _indices(r, at), *_parts(made.shape, axis), at.size, "fault"]
+    arguments: list[Argument | None] = [made, r.whole(dy), _indices(r, at), *_parts(made.shape, axis), at.size, "fault"]
     r.add(Call([made], "gather_sum", arguments, checks=True))
     r.views[node.outputs[0]] = made.whole()
 
@@ -176,7 +184,7 @@ def _gather_elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     parts = _same_elsewhere(r, x.shape, at.shape, axis)
     made = r.tensor(node.outputs[0])
     width = int(np.dtype(x.dtype).itemsize)
-    arguments = [made, r.whole(x), _indices(r, at), *parts, at.shape[axis], width, "fault"]
+    arguments: list[Argument | None] = [made, r.whole(x), _indices(r, at), *parts, at.shape[axis], width, "fault"]
     r.add(Call([made], "gather_elements", arguments, checks=True))
     r.views[node.outputs[0]] = made.whole()
 
@@ -197,7 +205,16 @@ def _scatter_elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     if how not in ("none", "add"):
         raise r.unsupported(f"the reduction {how}")
     made = r.tensor(node.outputs[0])
-    arguments = [made, r.whole(x), _indices(r, at), r.whole(updates), *parts, at.shape[axis], int(how == "add"), "fault"]
+    arguments: list[Argument | None] = [
+        made,
+        r.whole(x),
+        _indices(r, at),
+        r.whole(updates),
+        *parts,
+        at.shape[axis],
+        int(how == "add"),
+        "fault",
+    ]
     r.add(Call([made], "scatter_elements", arguments, checks=True))
     r.views[node.outputs[0]] = made.whole()
 
@@ -210,7 +227,14 @@ def _cross_entropy(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     if places.shape[axis] != 1:
         raise r.unsupported("it has several places per row")
     made = r.tensor(node.outputs[0])
-    arguments = [made, r.whole(log_p), _indices(r, places), r.whole(d), *_parts(log_p.shape, axis), "fault"]
+    arguments: list[Argument | None] = [
+        made,
+        r.whole(log_p),
+        _indices(r, places),
+        r.whole(d),
+        *_parts(log_p.shape, axis),
+        "fault",
+    ]
     r.add(Call([made], "cross_entropy_gradient", arguments, checks=True))
     r.views[node.outputs[0]] = made.whole()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable
 
 import numpy as np
 
+from gradgraph.errors import escaped_json
 from gradgraph.export.c.interface import Function, Unit
 from gradgraph.export.c.names import identifiers
 from gradgraph.export.c.operators import literal
@@ -14,7 +16,6 @@ from gradgraph.export.c.plan import ALIGNMENT
 from gradgraph.export.c.program import Tensor
 from gradgraph.export.c.text import at, elements, kernel_text
 
-Numbers = "dict[str, int]"
 HEADER_BYTES = 12
 
 
@@ -29,6 +30,7 @@ def files(unit: Unit) -> dict[str, bytes]:
         "README.md": writer.readme(),
         "CMakeLists.txt": writer.cmake(),
         "library.properties": writer.properties(),
+        "manifest.json": writer.manifest(),
     }
     return {name: text.encode() for name, text in contents.items()}
 
@@ -101,7 +103,7 @@ class _Writer:
                 f"/* Writes the state to {self.upper}_SAVED_BYTES bytes, with a checksum. */",
                 f"void {self.name}_save(const {self.name}_t *t, unsigned char *bytes);",
                 "",
-                f"/* Reads the state from these bytes. Returns {self.upper}_OK, or {self.upper}_BAD_STATE and changes nothing. */",
+                f"/* Reads the state from these bytes. Returns {self.upper}_OK, or {self.upper}_BAD_STATE without a change. */",
                 f"int {self.name}_load({self.handle}, const unsigned char *bytes);",
                 "",
             ]
@@ -130,7 +132,7 @@ class _Writer:
             "#include <string.h>",
             "",
             "#ifndef TILE",
-            "#define TILE 8 /* elements of a matrix row computed at once; 16 or 32 may be faster on large processors */",
+            "#define TILE 8 /* elements of a row computed at once; 16 or 32 may be faster on large processors */",
             "#endif",
             "",
             *text.parameters(),
@@ -201,10 +203,7 @@ class _Writer:
 
     def _saving(self) -> list[str]:
         described = ";".join(f"{n}:{t.dtype}:{t.shape}" for n, t in self.unit.state.items())
-        parts = [
-            f"    {{offsetof({self.name}_t, {self.fields[n]}), {t.nbytes}}},"
-            for n, t in self.unit.state.items()
-        ]
+        parts = [f"    {{offsetof({self.name}_t, {self.fields[n]}), {t.nbytes}}}," for n, t in self.unit.state.items()]
         name, upper = self.name, self.upper
         return f"""/* where each state is, in the order of the saved bytes */
 static const struct {{
@@ -313,8 +312,8 @@ C99 code without a runtime: `{self.name}.h` and `{self.name}.c`. It allocates no
 ## Memory
 
 Working memory is shared by all functions: {unit.arena:,} bytes. A `{self.name}_t` needs {ram:,} bytes of RAM, the
-arguments of `{self.name}_{unit.functions[0].suffix}` {inputs:,} more. Constant arrays (first weights and frozen weights)
-need {flash:,} bytes of flash; the code is not included.
+arguments of `{self.name}_{unit.functions[0].suffix}` {inputs:,} more. Constant arrays (first weights and
+frozen weights) need {flash:,} bytes of flash; the code is not included.
 
 | part | bytes |
 |---|---|
@@ -328,7 +327,8 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 
 ## Build
 
-- Desktop: `cc -std=c99 -O3 -march=native {self.name}.c example.c -lm -o example`, or `cmake -B build && cmake --build build`.
+- Desktop: `cc -std=c99 -O3 -march=native {self.name}.c example.c -lm -o example`, or
+  `cmake -B build && cmake --build build`.
 - Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
 - Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
 - On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
@@ -346,6 +346,16 @@ endif()
 add_executable(example example.c)
 target_link_libraries(example {self.name})
 """
+
+    def manifest(self) -> str:
+        """Return sizes, and the order of the saved bytes, as JSON."""
+        state, at = [], HEADER_BYTES
+        for name, tensor in self.unit.state.items():
+            entry = {"name": name, "c_name": self.fields[name], "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            state.append({**entry, "saved_at": at})
+            at += tensor.nbytes
+        facts = {"c": self.name, "arena": self.unit.arena, "state_bytes": self.unit.state_bytes, "state": state}
+        return escaped_json(json.dumps(facts, indent=1, ensure_ascii=False))
 
     def properties(self) -> str:
         return f"""name={self.name}
