@@ -107,13 +107,8 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
         return
     for remark in filter(None, (facts.get("calibrated"), facts.get("stored"), facts.get("quantized"))):
         output.say(remark)
-    settled = (
-        "checkpoint" not in kind.takes
-        or (export.as_c and not facts["state"])
-        or untrained
-        or export.checkpoint
-        or export.weights
-    )
+    initial = "checkpoint" in kind.takes and facts.get("state") != 0  # a model in C has no state
+    settled = not initial or untrained or export.checkpoint or export.weights
     remark = "" if settled else ", with the initial weights (no --checkpoint was given)"
     output.say(f"wrote {written(out, tokenizer)}: {kind.words.format(**facts)}{remark}")
     if checked := facts.get("checked"):

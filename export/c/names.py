@@ -5,75 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_KEYWORDS = frozenset(
-    [
-        "auto",
-        "break",
-        "case",
-        "char",
-        "const",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "typedef",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "bool",
-        "true",
-        "false",
-        "and",
-        "or",
-        "not",
-        "xor",
-        "class",
-        "new",
-        "delete",
-        "this",
-        "try",
-        "catch",
-        "throw",
-        "template",
-        "typename",
-        "namespace",
-        "private",
-        "public",
-        "protected",
-        "virtual",
-        "operator",
-        "asm",
-        "fault",
-        "arena",
-        "t",
-        "main",
-        "NULL",
-        "INFINITY",
-        "NAN",
-        "TILE",
-    ]
+_TEXT = (
+    "auto break case char const continue default do double else enum extern float for goto if inline int long register "
+    "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while bool true "
+    "false and or not xor class new delete this try catch throw template typename namespace private public protected "
+    "virtual operator asm fault arena t main NULL INFINITY NAN TILE"
 )
+_KEYWORDS = frozenset(_TEXT.split(" "))
 LONGEST = 40
 
 

@@ -150,9 +150,9 @@ class Reader:
             self.constants[value] = found.value.numpy()
             self.add_constant(value)
             return
-        for value in node.inputs:
-            if value is not None and value not in self.views:
-                raise self.unsupported(f"its input '{shown(value.name)}' is not a tensor")
+        other = next((v for v in node.inputs if v is not None and v not in self.views), None)
+        if other is not None:
+            raise self.unsupported(f"its input '{shown(other.name)}' is not a tensor")
         attrs = attributes(node)
         key = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
         if key in READERS:

@@ -103,7 +103,8 @@ class _Writer:
                 f"/* Writes the state to {self.upper}_SAVED_BYTES bytes, with a checksum. */",
                 f"void {self.name}_save(const {self.name}_t *t, unsigned char *bytes);",
                 "",
-                f"/* Reads the state from these bytes. Returns {self.upper}_OK, or {self.upper}_BAD_STATE without a change. */",
+                f"/* Reads the state from these bytes. Returns {self.upper}_OK,",
+                f"   or {self.upper}_BAD_STATE without a change. */",
                 f"int {self.name}_load({self.handle}, const unsigned char *bytes);",
                 "",
             ]
