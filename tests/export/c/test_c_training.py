@@ -1,0 +1,245 @@
+"""Exported C trains as onnxruntime does: ten networks, five optimizers, each under -Wconversion and sanitizers."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import gradgraph as gg
+from gradgraph.frontend import Input, export, manual_seed, nn
+from gradgraph.step.step import Step
+from tests.kit.compiled_c import NEEDS_COMPILER, STRICT, Program, compiler
+from tests.kit.running import Loop
+
+pytestmark = NEEDS_COMPILER
+BATCH, CLASSES = 3, 4
+
+
+class LastState(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.layer, self.head = layer(5, 6, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, activation="gelu")
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.block(self.tokens(x)).mean(1))
+
+
+class Residual(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.layers(x)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _separable(before: int, after: int, stride: int = 1) -> list[nn.Module]:
+    depthwise = nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False)
+    pointwise = nn.Conv2d(before, after, 1, bias=False)
+    return [depthwise, nn.BatchNorm2d(before), nn.ReLU6(), pointwise, nn.BatchNorm2d(after), nn.ReLU()]
+
+
+def _head(channels: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
+
+
+def _networks() -> dict[str, tuple[nn.Module, Any]]:
+    """Return networks with their inputs, without a batch axis of another size than BATCH."""
+    images = (BATCH, 2, 8, 8)
+    block = Residual(
+        nn.Conv2d(4, 4, 7, padding=3, groups=4),
+        ChannelsLast(nn.LayerNorm(4), nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)),
+    )
+    residual = Residual(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    return {
+        "mlp": (nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, CLASSES)), (BATCH, 6)),
+        "cnn": (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, 2),
+                              nn.Tanh(), nn.Flatten(), nn.Linear(4, CLASSES)), images),
+        "mobile": (nn.Sequential(nn.Conv2d(2, 4, 3, 2, 1), *_separable(4, 4), *_separable(4, 6, 2), *_head(6)), images),
+        "convnext": (nn.Sequential(nn.Conv2d(2, 4, 2, 2), block, *_head(4)), images),
+        "transformer": (Encoder(), Input((BATCH, 5), "int64")),
+        "lstm": (LastState(nn.LSTM), (BATCH, 4, 5)),
+        "gru": (LastState(nn.GRU), (BATCH, 4, 5)),
+        "resnet": (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.MaxPool2d(3, 2, 1), residual, *_head(4)), images),
+        "autoencoder": (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 6)), (BATCH, 6)),
+        "dscnn": (nn.Sequential(nn.Conv2d(2, 4, (4, 2), 2, (1, 0)), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2),
+                                *_separable(4, 4), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)), images),
+    }  # fmt: skip
+
+
+NETWORKS = ("mlp", "cnn", "mobile", "convnext", "transformer", "lstm", "gru", "resnet", "autoencoder", "dscnn")
+OPTIMIZERS = {
+    "sgd": lambda: gg.optim.sgd(0.05),
+    "momentum": lambda: gg.optim.sgd(0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda: gg.optim.adamw(gg.optim.warmup(5, gg.optim.cosine(1e-3, 20))),
+    "clip": lambda: gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.lion(1e-3)),
+    "schedule_free": lambda: gg.optim.schedule_free_adamw(1e-3),
+}
+
+
+@functools.cache
+def network(name: str) -> onnx.ModelProto:
+    manual_seed(0)
+    net, shape = _networks()[name]
+    return export(net, {"x": shape}, outputs=["y"])
+
+
+def step_of(name: str, optimizer: str = "sgd") -> Step:
+    return gg.build(network(name), "mse" if name == "autoencoder" else "cross_entropy", OPTIMIZERS[optimizer]())
+
+
+def batch_of(step: Step, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return random inputs and targets; class labels include ignored ones."""
+    found = {}
+    for spec in (*step.manifest.inputs, *step.manifest.targets):
+        shape = tuple(int(n) for n in spec.shape)
+        if spec.dtype == "int64":
+            found[spec.name] = rng.integers(0, CLASSES, shape)
+        else:
+            found[spec.name] = rng.normal(size=shape).astype(np.float32)
+    return found
+
+
+def train_beside(step: Step, program: Program, count: int) -> float:
+    """Run ``count`` steps of C and of onnxruntime; return the largest difference of their losses."""
+    loop, rng, worst = Loop(step), np.random.default_rng(0), 0.0
+    rates = list(step.manifest.hyperparameters.values())
+    for _ in range(count):
+        batch = batch_of(step, rng)
+        expected = loop(batch)
+        results = {n: np.zeros_like(v) for n, v in expected.items()}
+        assert program.call("step", *batch.values(), *rates, *results.values()) == 0
+        worst = max(worst, *(float(np.abs(results[n] - v).max()) for n, v in expected.items()))
+    for name, value in program.values().items():
+        np.testing.assert_allclose(value, loop.state[name], rtol=2e-3, atol=2e-4, err_msg=name)
+    return worst
+
+
+@pytest.mark.sweep(0.1)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_c_trains_as_onnxruntime_does(name: str, optimizer: str, tmp_path: Path) -> None:
+    step = step_of(name, optimizer)
+    gg.export.c(step, tmp_path / "c")
+    assert train_beside(step, Program(tmp_path / "c"), 20) < 1e-5
+
+
+def test_evaluation_and_prediction_read_the_same_state(tmp_path: Path) -> None:
+    step = step_of("autoencoder")
+    gg.export.c(step, tmp_path / "c")
+    program, loop = Program(tmp_path / "c"), Loop(step)
+    batch = batch_of(step, np.random.default_rng(1))
+    for _ in range(3):
+        loop(batch)
+        assert program.call("step", *batch.values(), 0.05, None) == 0  # a result that nobody wants
+    expected = loop.evaluate(batch)
+    loss, y = np.zeros((), np.float32), np.zeros_like(expected["y"])
+    assert program.call("evaluate", *batch.values(), loss) == 0
+    assert program.call("predict", batch["x"], y) == 0
+    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(y, expected["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
+    step = step_of("mlp", "adamw")
+    gg.export.c(step, tmp_path / "c")
+    program = Program(tmp_path / "c")
+    batches = [batch_of(step, np.random.default_rng(i)) for i in range(4)]
+
+    def losses(some: list[dict[str, np.ndarray]]) -> list[float]:
+        results = [np.zeros((), np.float32) for _ in range(3)]
+        found = []
+        for batch in some:
+            assert program.call("step", *batch.values(), *results) == 0
+            found.append(float(results[0]))
+        return found
+
+    losses(batches[:2])
+    saved = program.save()
+    after = losses(batches[2:])
+    damaged = saved.copy()
+    damaged[-1] ^= 1
+    before = program.save()
+    assert program.load(damaged) == 2
+    assert np.array_equal(program.save(), before)
+    assert program.load(saved) == 0
+    assert losses(batches[2:]) == after
+
+
+def test_a_run_continues_from_a_checkpoint(tmp_path: Path) -> None:
+    step = step_of("mlp", "adamw")
+    trainer = gg.Trainer(step, device="cpu", seed=0)
+    for i in range(3):
+        trainer.step(batch_of(step, np.random.default_rng(i)))
+    trainer.save(tmp_path / "run.ckpt")
+    gg.export.c(step, tmp_path / "c", checkpoint=tmp_path / "run.ckpt")
+    for name, value in Program(tmp_path / "c").values().items():
+        np.testing.assert_array_equal(value, trainer.state.read([name])[name], err_msg=name)
+
+
+def test_a_label_out_of_range_changes_no_state(tmp_path: Path) -> None:
+    step = step_of("mlp")
+    gg.export.c(step, tmp_path / "c")
+    program = Program(tmp_path / "c")
+    batch, before = batch_of(step, np.random.default_rng(0)), program.save()
+    batch["target"] = np.full_like(batch["target"], CLASSES)
+    assert program.call("step", *batch.values(), 0.1, None, None) == 1
+    assert np.array_equal(program.save(), before)
+
+
+@pytest.mark.sweep(0.2)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_memory_is_never_overrun(name: str, tmp_path: Path) -> None:
+    """The example, with both sanitizers."""
+    folder = tmp_path / "c"
+    gg.export.c(step_of(name, "adamw"), folder)
+    program = folder / "example"
+    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    try:
+        compiler(*flags, probe, "-o", tmp_path / "probe")
+    except AssertionError:
+        pytest.skip("the compiler has no sanitizers")
+    compiler(*STRICT, *flags, folder / "trainer.c", folder / "example.c", "-o", program, "-lm")
+    ran = subprocess.run([program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[:2000]
+
+
+def test_the_source_is_also_c_plus_plus_for_callers(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    gg.export.c(step_of("mlp"), tmp_path / "c")
+    caller = tmp_path / "caller.cpp"
+    caller.write_text('#include "trainer.h"\nstatic trainer_t one, two;\nint main() { trainer_init(&one); '
+                      "trainer_init(&two); return 0; }\n")  # fmt: skip
+    ran = subprocess.run(["g++", "-Wall", "-Werror", f"-I{tmp_path / 'c'}", "-c", caller, "-o", tmp_path / "o"],
+                         capture_output=True, text=True)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
