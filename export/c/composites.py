@@ -130,7 +130,11 @@ Cell = Callable[..., Sequence[Var]]
 def _plain(attributes: dict[str, Any], names: Sequence[str], count: int) -> bool:
     """Whether the layer has its default activations, the layout [steps, batch, ...] and no clip."""
     given = [str(a).lower() for a in attributes.get("activations") or [*names] * count]
-    return given == [*names] * count and not attributes.get("clip") and not attributes.get("layout", 0)
+    return (
+        given[: len(names) * count] == [*names] * count
+        and not attributes.get("clip")
+        and not attributes.get("layout", 0)
+    )
 
 
 def _recurrent(

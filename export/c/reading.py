@@ -407,17 +407,28 @@ def product(r: Reader, a: View, b: View) -> Tensor:
     only_float(r, a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    a, b = a.expanded((*batch, m, k)), b.expanded((*batch, k, n))
-    if a.tensor.role == "constant" and a.tensor.size == 1:
-        a = r.whole(a).whole().expanded(a.shape)
-    if b.tensor.role == "constant" and b.tensor.size == 1:
-        b = r.whole(b).whole().expanded(b.shape)
-    domain = (*batch, m, n)
-    out = Tensor(domain, "float32", "")
-    left = View(a.tensor, domain, (*a.strides[:-1], 0), a.offset)
-    right = View(b.tensor, domain, (*b.strides[:-2], 0, b.strides[-1]), b.offset)
-    r.rows(out, "gemm_rows", left, right, k, a.strides[-1], b.strides[-2], b.strides[-1])
+    out = Tensor((*batch, m, n), "float32", "")
+    a, b = (_stored(r, v) for v in (a.expanded((*batch, m, k)), b.expanded((*batch, k, n))))
+    if m == n == 1:  # tiles need a row
+        terms = r.map((*batch, 1, k), "float32", "{0} * {1}", [a, b.permuted([*range(len(batch)), -1, -2])])
+        how = operators.reduction("ReduceSum", {}, "float32")
+        assert how is not None
+        r.add(Reduce(out, how, terms.whole(), (len(batch) + 1,)))
+        return out
+    left = View(a.tensor, out.shape, (*a.strides[:-1], 0), a.offset)
+    right = View(b.tensor, out.shape, (*b.strides[:-2], 0, b.strides[-1]), b.offset)
+    steps = a.strides[-1], b.strides[-2]
+    if n > 1:
+        r.rows(out, "gemm_rows", left, right, k, *steps, b.strides[-1])
+    else:  # the row is a column of `a`
+        r.rows(out, "gemm_rows", right, left, k, *steps[::-1], a.strides[-2])
     return out
+
+
+def _stored(r: Reader, view: View) -> View:
+    """Return ``view`` in memory, as a kernel does not read literals."""
+    uniform = view.tensor.role == "constant" and view.tensor.size == 1
+    return r.whole(view).whole().expanded(view.shape) if uniform else view
 
 
 @reads("MatMul")

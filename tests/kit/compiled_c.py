@@ -62,7 +62,9 @@ class Program:
         return int(self._library[f"{self.name}_{function}"](self._address(self.memory), *passed))
 
     def save(self) -> np.ndarray:
-        bytes_ = np.zeros(12 + sum(int(np.prod(s["shape"])) * np.dtype(s["dtype"]).itemsize for s in self.state), np.uint8)
+        bytes_ = np.zeros(
+            12 + sum(int(np.prod(s["shape"])) * np.dtype(s["dtype"]).itemsize for s in self.state), np.uint8
+        )
         self._library[f"{self.name}_save"](self._address(self.memory), self._address(bytes_))
         return bytes_
 
