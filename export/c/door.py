@@ -14,11 +14,11 @@ import onnx
 from gradgraph.arguments import FLAG, PATH, WHOLE, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, shown
 from gradgraph.export.artifacts import Weights, opened_trainer
-from gradgraph.export.c.interface import Unit, function
-from gradgraph.export.c.names import is_identifier
+from gradgraph.export.c.c_files import files
+from gradgraph.export.c.c_functions import Unit, function
+from gradgraph.export.c.c_names import is_identifier
+from gradgraph.export.c.c_reading import refusal
 from gradgraph.export.c.program import C_TYPES, Tensor
-from gradgraph.export.c.reading import refusal
-from gradgraph.export.c.writer import files
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.models import to_proto
 from gradgraph.passes.normal import normalise
@@ -131,9 +131,7 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
         raise BuildError(f"the step has several named steps ({listed}), and C code has one", remedy="build each alone")
     for spec in manifest.state:
         if spec.dtype not in C_TYPES:
-            raise refusal(
-                f"state '{shown(spec.name)}'", f"has the type {spec.dtype}, which the C code does not support"
-            )
+            raise refusal(f"state '{shown(spec.name)}'", f"it has the type {spec.dtype}")
     state = {s.name: Tensor(tuple(initial[s.name].shape), s.dtype, s.name, "state") for s in manifest.state}
     nexts = {s.name: s.next for s in manifest.state}
     functions = [

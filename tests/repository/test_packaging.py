@@ -25,6 +25,8 @@ def test_every_package_is_listed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [p.parent.relative_to(ROOT) for p in sorted((ROOT / "gradgraph").rglob("__init__.py"))]
     linked = [Path("gradgraph") / name for name in ("frontend", "export", "cli")]  # symlinks, which rglob leaves out
+    folders += [Path("gradgraph") / p.parent.relative_to(ROOT) for folder in linked
+                for p in (ROOT / folder.name).rglob("*/__init__.py")]  # fmt: skip
     assert sorted(listed) == sorted({".".join(p.parts) for p in [*folders, *linked]})
 
 

@@ -12,6 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gradgraph as gg
 from gradgraph.errors import ArgumentError, BuildError, OutputError, UnknownNameError
+from gradgraph.export.c import operators
+from gradgraph.export.c.c_reading import READERS
+from gradgraph.export.c.composites import FORMULAS
 from gradgraph.frontend import export, manual_seed, nn
 from tests.kit.compiled_c import NEEDS_COMPILER, Program
 from tests.kit.running import run
@@ -162,7 +165,7 @@ def test_too_little_memory_is_refused_with_the_largest_tensors(tmp_path: Path) -
     ("op_type", "inputs", "attrs", "words"),
     [
         ("Resize", [IMAGES, None, np.array([1, 1, 2, 2], np.float32)], {}, "the operator is not supported"),
-        ("Cast", [X], {"to": TensorProto.FLOAT16}, "has the type float16"),
+        ("Cast", [X], {"to": TensorProto.FLOAT16}, "it has the type float16"),
         ("MatMul", [X.astype(np.float64), X[0].T.astype(np.float64)], {}, "float32 only, not float64"),
         ("LSTM", [X, W33[:4, 0].reshape(1, 18, 2)[:, :8].repeat(2, 2), W33[:4, 0].reshape(1, -1, 2)[:, :8]],
          {"hidden_size": 2, "clip": 0.5}, "the operator is not supported"),
@@ -204,3 +207,9 @@ def test_hostile_names_never_reach_the_source(tmp_path: Path) -> None:
     found = np.zeros_like(X)
     assert Program(tmp_path / "c", "model").call("run", X, found) == 0
     assert np.array_equal(found, np.maximum(X, 0))
+
+
+def test_the_page_lists_every_operator() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "c-interface.md").read_text()
+    names = {*operators.ELEMENTWISE, *operators.REDUCTIONS, *READERS, *FORMULAS} - {"gradgraph:After"}
+    assert [n for n in sorted(names) if f"`{n.removeprefix('gradgraph:')}`" not in page] == []

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib import resources
 
+from gradgraph.export.c.arena import Plan, Statement
 from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
-from gradgraph.export.c.plan import Plan, Statement
 from gradgraph.export.c.program import Assemble, Call, Element, Repeat, Tensor
 
 Address = Callable[[Tensor], str]  # a C expression of type pointer to the tensor's elements

@@ -10,12 +10,12 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.export.c.lowering import lowered
-from gradgraph.export.c.names import identifiers
-from gradgraph.export.c.plan import Plan, planned
+from gradgraph.export.c.arena import Plan, planned
+from gradgraph.export.c.c_lowering import lowered
+from gradgraph.export.c.c_names import identifiers
+from gradgraph.export.c.c_reading import Reader, refusal, result
+from gradgraph.export.c.c_text import Text
 from gradgraph.export.c.program import Tensor
-from gradgraph.export.c.reading import Reader, refusal, result
-from gradgraph.export.c.text import Text
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _check_sizes(value: ir.Value) -> None:
             shell=f"add --size {key}=...",
         )
     if value.dtype == ir.DataType.STRING:
-        raise refusal(f"input '{name}'", "is of strings", "encode them as numbers before the model")
+        raise refusal(f"input '{name}'", "it contains strings", "encode them as numbers before the model")
 
 
 Addresses = Callable[[Tensor], str]

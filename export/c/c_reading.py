@@ -32,9 +32,9 @@ LARGEST = 2**31 - 1  # bytes of a tensor: kernels count in int
 REMEDY = "write that part of the model with other operators, or train it with onnxruntime"
 
 
-def refusal(subject: str, problem: str, remedy: str = REMEDY) -> BuildError:
-    finding = Finding(subject, problem)
-    return BuildError(finding.problem, [finding], remedy=remedy)
+def refusal(subject: str, why: str, remedy: str = REMEDY) -> BuildError:
+    finding = Finding(subject, f"has no C code: {why}")
+    return BuildError(f"{subject} has no C code: {why}", [finding], remedy=remedy)
 
 
 class Reader:
@@ -55,19 +55,19 @@ class Reader:
         shape, dtype = self.shape_of(value), self.dtype_of(value)
         made = Tensor(shape, dtype, value.name or "", role)
         if made.nbytes > LARGEST:
-            raise refusal(self.subject(value), "has more than 2 GB", "use a smaller batch")
+            raise refusal(self.subject(value), "it has more than 2 GB", "use a smaller batch")
         return made
 
     def shape_of(self, value: ir.Value) -> Shape:
         if value.shape is None or not all(isinstance(d, int) for d in value.shape):
-            raise refusal(self.subject(value), "has an unknown size", "fix the sizes of the model's inputs")
+            raise refusal(self.subject(value), "its size is unknown", "fix the sizes of the model's inputs")
         return tuple(int(d) for d in value.shape)  # type: ignore[arg-type]
 
     def dtype_of(self, value: ir.Value) -> str:
         name = "" if value.dtype is None else str(value.dtype.name).lower()
         name = {"float": "float32", "double": "float64"}.get(name, name)
         if name not in C_TYPES:
-            raise refusal(self.subject(value), f"has the type {name or 'unknown'}, which the C code does not support")
+            raise refusal(self.subject(value), f"it has the type {name or 'unknown'}")
         return name
 
     def subject(self, value: ir.Value) -> str:
@@ -127,7 +127,7 @@ class Reader:
 
     def unsupported(self, what: str) -> BuildError:
         assert self.node is not None
-        return refusal(describe(self.node), f"has no C code: {what}")
+        return refusal(describe(self.node), what)
 
     # --- the graph ----------------------------------------------------------------------------------------
 

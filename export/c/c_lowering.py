@@ -1,4 +1,4 @@
-"""Rewrite a model into the operators that ``reading`` knows, with every size fixed."""
+"""Rewrite a model into the operators that ``c_reading`` supports, with every size fixed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.backends.engine import opened
-from gradgraph.export.c import windows  # noqa: F401  (registers operators)
+from gradgraph.export.c import c_windows  # noqa: F401  (registers operators)
+from gradgraph.export.c.c_reading import READERS
 from gradgraph.export.c.composites import FORMULAS
-from gradgraph.export.c.reading import READERS
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.infer import infer_shapes
@@ -20,7 +20,7 @@ from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 
 
 def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
-    """Return a copy of ``model``, whose weights are inside, for ``reading``; ``sizes`` are those of open dimensions."""
+    """Return a copy of ``model``, whose weights are inside, for ``c_reading``; ``sizes`` are those of open dimensions."""
     work = opened(model, sizes)
     _infer(work)
     _replace(work)

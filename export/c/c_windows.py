@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.export.c.c_reading import Reader, only_float, reads, result
 from gradgraph.export.c.program import FLAT, Argument, Call, Repeat, Shape, Tensor, View
-from gradgraph.export.c.reading import Reader, only_float, reads, result
 
 
 def _plane(numbers: Any, missing: int, count: int) -> list[int]:
