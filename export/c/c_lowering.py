@@ -20,7 +20,7 @@ from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 
 
 def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
-    """Return a copy of ``model``, whose weights are inside, for ``c_reading``; ``sizes`` are those of open dimensions."""
+    """Return a copy of ``model``, whose weights are inside, for ``c_reading``; ``sizes`` fix open dimensions."""
     work = opened(model, sizes)
     _infer(work)
     _replace(work)
