@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
+from gradgraph.passes.normal.sizes.infer_each import infer_each
 
 from gradgraph.backends.engine import opened
 from gradgraph.export.c import c_windows  # noqa: F401  (registers operators)
@@ -15,7 +16,6 @@ from gradgraph.export.c.composites import FORMULAS
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.passes.normal.sizes.infer_each import infer_each
 from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 
 
