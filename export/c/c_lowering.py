@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
-from gradgraph.passes.normal.sizes.infer_each import infer_each
 
 from gradgraph.backends.engine import opened
 from gradgraph.export.c import c_windows  # noqa: F401  (registers operators)
@@ -22,16 +21,11 @@ from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
     """Return a copy of ``model``, whose weights are inside, for ``c_reading``; ``sizes`` fix open dimensions."""
     work = opened(model, sizes)
-    _infer(work)
+    infer_shapes(work)
     _replace(work)
     clean_up(work)
-    _infer(work)
+    infer_shapes(work)
     return work
-
-
-def _infer(model: ir.Model) -> None:
-    if not infer_each(model):
-        infer_shapes(model)
 
 
 def _replace(model: ir.Model) -> None:
