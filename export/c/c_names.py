@@ -12,6 +12,9 @@ _TEXT = (
     "virtual operator asm fault arena t main NULL INFINITY NAN TILE"
 )
 _KEYWORDS = frozenset(_TEXT.split(" "))
+_OWN = re.compile(
+    "(step|loop|constant|window)_[0-9]+|mem[a-z]+|gather.*|scatter.*|max_.*|cumulative.*|cross_.*|parts|put"
+)
 LONGEST = 40
 
 
@@ -21,7 +24,7 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
     taken = set(_KEYWORDS)
     for name in names:
         plain = re.sub("[^A-Za-z0-9]+", "_", name)[:LONGEST].strip("_")
-        plain = f"v_{plain}" if not plain[:1].isalpha() or plain.lower() in _KEYWORDS else plain
+        plain = f"v_{plain}" if not plain[:1].isalpha() or _is_used(plain) else plain
         own, count = plain, 1
         while own in taken:
             count += 1
@@ -29,6 +32,11 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
         taken.add(own)
         found[name] = own
     return found
+
+
+def _is_used(name: str) -> bool:
+    """Whether the generated code, or C, uses ``name`` for something else."""
+    return name.lower() in _KEYWORDS or _OWN.fullmatch(name) is not None
 
 
 def is_identifier(text: str) -> bool:

@@ -50,6 +50,8 @@ def _conv(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, w, *b = (None if v is None else r.view(v) for v in node.inputs)
     assert x is not None and w is not None
     only_float(r, x, w)
+    if attrs.get("output_shape"):
+        raise r.unsupported("it has output_shape")
     made = r.tensor(node.outputs[0])
     if node.op_type == "Conv":
         p = geometry(r, attrs, x.shape, made.shape, w.shape[2:])

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.export.c.c_names import identifiers
 from gradgraph.frontend import Input, export, manual_seed, nn
 from gradgraph.step.step import Step
 from tests.kit.compiled_c import NEEDS_COMPILER, STRICT, Program, compiler
@@ -152,20 +153,27 @@ def test_c_trains_as_onnxruntime_does(name: str, optimizer: str, tmp_path: Path)
     assert train_beside(step, Program(tmp_path / "c"), 20) < 1e-5
 
 
-def test_evaluation_and_prediction_read_the_same_state(tmp_path: Path) -> None:
-    step = step_of("autoencoder")
+@pytest.mark.parametrize("optimizer", ["sgd", "schedule_free"])  # with averages, which evaluation reads
+def test_evaluation_and_prediction_read_the_same_state(optimizer: str, tmp_path: Path) -> None:
+    step = step_of("autoencoder", optimizer)
     gg.export.c(step, tmp_path / "c")
-    program, loop = Program(tmp_path / "c"), Loop(step)
+    program, trainer = Program(tmp_path / "c"), gg.Trainer(step, device="cpu", seed=0)
     batch = batch_of(step, np.random.default_rng(1))
+    rates = list(step.manifest.hyperparameters.values())
     for _ in range(3):
-        loop(batch)
-        assert program.call("step", *batch.values(), 0.05, None) == 0  # a result that nobody wants
-    expected = loop.evaluate(batch)
-    loss, y = np.zeros((), np.float32), np.zeros_like(expected["y"])
+        trainer.step(batch)
+        unwanted = [None] * (1 + len(step.manifest.metrics) + len(step.manifest.reports))
+        assert program.call("step", *batch.values(), *rates, *unwanted) == 0
+    loss, y = np.zeros((), np.float32), np.zeros(batch["x"].shape, np.float32)
     assert program.call("evaluate", *batch.values(), loss) == 0
     assert program.call("predict", batch["x"], y) == 0
-    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
-    np.testing.assert_allclose(y, expected["y"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loss, trainer.evaluate(batch)["loss"], rtol=1e-5)
+    np.testing.assert_allclose(y, trainer.predict(batch["x"]), rtol=1e-4, atol=1e-5)
+
+
+def test_arguments_never_shadow_names_of_the_code() -> None:
+    names = identifiers(["step_1", "gather", "for", "T", "x.y", "x/y", "", "7"])
+    assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7"]
 
 
 def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
