@@ -13,7 +13,7 @@ _TEXT = (
 )
 _KEYWORDS = frozenset(_TEXT.split(" "))
 _OWN = re.compile(
-    "(step|loop|constant|window)_[0-9]+|mem[a-z]+|gather.*|scatter.*|max_.*|cumulative.*|cross_.*|parts|put"
+    "(step|loop|constant|window)_[0-9]+|mem[a-z]+|gather.*|scatter.*|max_.*|cumulative.*|cross_.*|parts|put|place"
 )
 LONGEST = 40
 
