@@ -67,7 +67,7 @@ class Rules(ShapeInferenceContext):  # type: ignore[misc]  # the package has no 
         return _SYMBOL(f"{GENERATED}{next(self._numbers)}" if self._named else None)
 
     def set_shape(self, value: ir.Value, shape: ir.Shape) -> bool:
-        if len(shape) > MOST_AXES:
+        if len(shape) > MOST_AXES or value.name == "":  # an absent output
             return False
         new = [self._settled(d) for d in shape]
         old = shapes.recorded_shape(value)
@@ -115,7 +115,7 @@ class Rules(ShapeInferenceContext):  # type: ignore[misc]  # the package has no 
         return self.name_of("*".join([str(factor), *names])).value
 
     def set_dtype(self, value: ir.Value, dtype: ir.DataType | None) -> bool:
-        return dtype is not None and super().set_dtype(value, dtype)
+        return dtype is not None and value.name != "" and super().set_dtype(value, dtype)
 
     def set_symbolic_value(self, value: ir.Value, data: list[Any]) -> None:
         if len(data) > MOST_DATA:
@@ -219,7 +219,7 @@ def _set_types(node: ir.Node, version: int) -> None:
     for i, out in enumerate(node.outputs):
         formal = declared.formal(i, True)
         dtype = FIXED_TYPES.get(min(formal.allowed)) if len(formal.allowed) == 1 else None
-        if out.type is None:
+        if out.type is None and out.name != "":
             out.type = ir.TensorType(dtype) if dtype else given.get(formal.variable) if formal.variable else None
 
 

@@ -10,6 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 NUMBERS = {"two": [0], "rows": [6, -1], "columns": [-1, 4], "thirds": [3, 1], "halves": [2, 2]}
 # nodes that differ in one thing: attributes, numbers of inputs, types or shapes of inputs; the last is like the second
@@ -61,3 +62,18 @@ def test_nodes_that_differ_in_one_thing_are_not_taken_for_alike() -> None:
                     shape_of(value)
                     found = onnx.helper.printable_type(ir.to_proto(value).type)
                     assert (value.name, found) == (value.name, expected[value.name])
+
+
+def test_absent_outputs_have_no_sizes() -> None:
+    """They share one name, so sizes that were copied by name would be those of another output."""
+    model = ir.from_proto(
+        onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[5, 6, 3] x, float[1, 8, 3] w, float[1, 8, 2] r) => (cell) {
+            "", "", cell = LSTM <hidden_size = 2> (x, w, r)
+        }""")
+    )
+    infer_shapes(model)
+    first, last, cell = model.graph[0].outputs
+    assert cell.shape == (1, 6, 2) and first.type is last.type is None
+    assert not any(isinstance(d, int) for absent in (first, last) for d in absent.shape or ())
