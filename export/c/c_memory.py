@@ -4,7 +4,8 @@
    computes it reads the old one at the same index only. Otherwise it is copied at the end.
 2. Several orders are tried: the order of the model, and orders that always run the statement that frees most memory.
    The order with the smallest arena is used.
-3. Tensors whose lives do not overlap share memory. A tensor that a loop computes element by element takes the place of
+3. Tensors that are cheap to compute from others are computed again for late readers (``recomputing``).
+4. Tensors whose lives do not overlap share memory. A tensor that a loop computes element by element takes the place of
    one that it reads for the last time.
 """
 
@@ -18,8 +19,10 @@ import numpy as np
 
 from gradgraph.export.c.grouping import Group, grouped, in_place
 from gradgraph.export.c.program import Element, Map, Program, Repeat, Tensor
+from gradgraph.export.c.recomputing import recomputed, undo
 
 ALIGNMENT = 8
+MOST_ROUNDS = 6
 
 
 def aligned(n: int) -> int:
@@ -52,7 +55,7 @@ class Plan:
         copies: new states that are copied to the old ones at the end.
         offsets: the places of temporary tensors in the arena, in bytes.
         arena: the size of the arena in bytes.
-        peak: the tensors alive when the arena is fullest, with the statement that runs then.
+        peak: the tensors alive when the arena is fullest, and the node that runs then; ``peak_at`` is its statement.
     """
 
     statements: list[Statement]
@@ -61,10 +64,30 @@ class Plan:
     offsets: dict[Tensor, int]
     arena: int
     peak: tuple[str, list[Tensor]]
+    peak_at: int = 0
 
 
 def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
-    """Return the plan of ``program``.
+    """Return the best plan of ``program``, with cheap tensors computed again where that makes the arena smaller.
+
+    See ``plan_of`` for arguments.
+    """
+    best = plan_of(program, nexts, placed)
+    for _ in range(MOST_ROUNDS):
+        again = recomputed(program, best)
+        if not again:
+            break
+        plan = plan_of(program, nexts, placed)
+        if plan.arena >= best.arena:
+            undo(program, again)
+            best = plan_of(program, nexts, placed)
+            break
+        best = plan
+    return best
+
+
+def plan_of(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
+    """Return the plan of ``program`` as it is.
 
     Args:
         nexts: the new states, with the old ones.
@@ -79,10 +102,10 @@ def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, plac
     elsewhere = {*direct, *placed}
     best: Plan | None = None
     for order in _orders(statements, needs, elsewhere, results):
-        offsets, arena, peak = _placed(order, elsewhere, results)
+        offsets, arena, peak, peak_at = _placed(order, elsewhere, results)
         if best is None or arena < best.arena:
             copies = [(new, old) for new, old in nexts.items() if new not in direct]
-            best = Plan(order, direct, copies, offsets, arena, peak)
+            best = Plan(order, direct, copies, offsets, arena, peak, peak_at)
     assert best is not None
     return best
 
@@ -236,7 +259,7 @@ class _Life:
 
 def _placed(
     order: Sequence[Statement], elsewhere: set[Tensor], results: set[Tensor]
-) -> tuple[dict[Tensor, int], int, tuple[str, list[Tensor]]]:
+) -> tuple[dict[Tensor, int], int, tuple[str, list[Tensor]], int]:
     lives = _lives(order, elsewhere, results)
     arena = 0
     done: list[_Life] = []
@@ -251,7 +274,7 @@ def _placed(
         arena = max(arena, offset + life.size)
         done.append(life)
     offsets = {t: life.offset for life in lives for t in life.tensors}
-    return offsets, arena, _peak(order, lives)
+    return offsets, arena, *_peak(order, lives)
 
 
 def _lives(order: Sequence[Statement], elsewhere: set[Tensor], results: set[Tensor]) -> list[_Life]:
@@ -284,9 +307,9 @@ def _lives(order: Sequence[Statement], elsewhere: set[Tensor], results: set[Tens
     return found
 
 
-def _peak(order: Sequence[Statement], lives: Sequence[_Life]) -> tuple[str, list[Tensor]]:
+def _peak(order: Sequence[Statement], lives: Sequence[_Life]) -> tuple[tuple[str, list[Tensor]], int]:
     if not lives:
-        return "", []
+        return ("", []), 0
     totals = np.zeros(len(order) + 2, np.int64)
     for life in lives:
         totals[life.first] += life.size
@@ -295,4 +318,10 @@ def _peak(order: Sequence[Statement], lives: Sequence[_Life]) -> tuple[str, list
     alive = [life for life in lives if life.first <= at <= life.last]
     alive.sort(key=lambda life: -life.size)
     node = order[min(at, len(order) - 1)].group.operations[0].node
-    return node, [life.tensors[-1] for life in alive]
+    return (node, [_alive(life, at, order) for life in alive]), at
+
+
+def _alive(life: _Life, at: int, order: Sequence[Statement]) -> Tensor:
+    """Return the tensor of a life that is in memory when statement ``at`` runs."""
+    written = [t for t in life.tensors if any(t in s.writes for s in order[: at + 1])]
+    return written[-1] if written else life.tensors[0]

@@ -47,6 +47,7 @@ class Reader:
         self.node: ir.Node | None = None
         self.captured: dict[Tensor, None] = {}
         self._copies: dict[View, Tensor] = {}
+        self._maps: dict[tuple[str, tuple[View, ...], Shape, str], Tensor] = {}
 
     # --- values -------------------------------------------------------------------------------------------
 
@@ -118,9 +119,13 @@ class Reader:
         self.program.operations.append(operation)
 
     def map(self, shape: Shape, dtype: str, template: str, operands: Sequence[View], name: str = "") -> Tensor:
-        out = Tensor(shape, dtype, name)
-        self.add(Map(out, template, [v.expanded(shape) for v in operands]))
-        return out
+        """Write an elementwise operation; equal ones share a result."""
+        read = [v.expanded(shape) for v in operands]
+        key = (template, tuple(read), shape, dtype)
+        if key not in self._maps:
+            self._maps[key] = Tensor(shape, dtype, name)
+            self.add(Map(self._maps[key], template, read))
+        return self._maps[key]
 
     def rows(self, out: Tensor, function: str, *arguments: Argument) -> None:
         self.add(Rows(out, function, list(arguments)))

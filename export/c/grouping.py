@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -80,8 +81,12 @@ def put_into_reductions(program: Program) -> None:
 
 
 def grouped(program: Program) -> list[Group]:
-    """Return the groups of ``program``, in an order in which they may run."""
+    """Return the groups of ``program``, in an order in which they may run; ``program`` keeps its operations."""
+    for operation in program.operations:
+        if isinstance(operation, Reduce):
+            operation.inner = []  # of an earlier plan
     remove_unread(program)
+    program = Program(program.inputs, program.outputs, list(program.operations))
     put_into_reductions(program)
     group_of = {o: Group([o]) for o in program.operations}
     maker = {t: o for o in program.operations for t in o.outputs}
@@ -90,9 +95,13 @@ def grouped(program: Program) -> list[Group]:
         if isinstance(operation, Map):
             for view in operation.operands:
                 source = maker.get(view.tensor)
-                if source is not None and in_place(view):
+                if source is not None and in_place(view) and _is_again(source) >= operation.again:
                     _merge(group_of, maker, group_of[source], group_of[operation], place)
-    return _sorted(list(dict.fromkeys(group_of.values())), maker, group_of)
+    return _sorted(list(dict.fromkeys(group_of.values())), maker, group_of, place)
+
+
+def _is_again(operation: Operation) -> bool:
+    return isinstance(operation, Map) and operation.again
 
 
 def _merge(
@@ -143,21 +152,27 @@ def _is_between(
     return False
 
 
-def _sorted(groups: list[Group], maker: dict[Tensor, Operation], group_of: dict[Operation, Group]) -> list[Group]:
-    """Return ``groups`` in topological order."""
+def _sorted(
+    groups: list[Group], maker: dict[Tensor, Operation], group_of: dict[Operation, Group], place: dict[Operation, int]
+) -> list[Group]:
+    """Return ``groups`` in topological order, otherwise in the order of their last operations."""
     needs = {g: {group_of[maker[t]] for t in g.read if t in maker} - {g} for g in groups}
     readers: dict[Group, list[Group]] = defaultdict(list)
     for group, before in needs.items():
         for other in before:
             readers[other].append(group)
     left = {g: len(before) for g, before in needs.items()}
-    ready = [g for g in groups if not left[g]]
+    ready = [(max(map(place.__getitem__, g.operations)), i, g) for i, g in enumerate(groups) if not left[g]]
+    heapq.heapify(ready)
+    number = {g: i for i, g in enumerate(groups)}
     order = []
-    for group in ready:
+    while ready:
+        group = heapq.heappop(ready)[2]
         order.append(group)
         for reader in readers[group]:
             left[reader] -= 1
             if not left[reader]:
-                ready.append(reader)
+                last = max(map(place.__getitem__, reader.operations))
+                heapq.heappush(ready, (last, number[reader], reader))
     assert len(order) == len(groups), "a cycle of loops"
     return order

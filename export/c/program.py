@@ -182,10 +182,14 @@ class Element(Operation):
 
 @dataclass(eq=False)
 class Map(Element):
-    """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``."""
+    """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``.
+
+    With ``again``, it computes the result of another Map for late readers.
+    """
 
     template: str
     operands: list[View]
+    again: bool = field(kw_only=True, default=False)
 
     @property
     def views(self) -> list[View]:

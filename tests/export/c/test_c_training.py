@@ -252,3 +252,15 @@ def test_the_source_is_also_c_plus_plus_for_callers(tmp_path: Path) -> None:
     ran = subprocess.run(["g++", "-Wall", "-Werror", f"-I{tmp_path / 'c'}", "-c", caller, "-o", tmp_path / "o"],
                          capture_output=True, text=True)  # fmt: skip
     assert ran.returncode == 0, ran.stderr
+
+
+def test_cheap_results_are_computed_again_instead_of_kept(tmp_path: Path) -> None:
+    """Of each convolution with BatchNormalization and Relu, one array is kept for the backward pass, not two."""
+    manual_seed(0)
+    layers = [m for _ in range(6) for m in (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())]
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), *layers, *_head(8))
+    step = gg.build(export(net, {"x": (1, 1, 16, 16)}, outputs=["y"]), "cross_entropy", OPTIMIZERS["sgd"]())
+    made = gg.export.c(step, tmp_path / "c")
+    one = 8 * 16 * 16 * 4
+    assert made.arena < 10.5 * one
+    assert train_beside(step, Program(tmp_path / "c"), 5) < 1e-5
