@@ -215,7 +215,11 @@ def _set_types(node: ir.Node, version: int) -> None:
     declared = signature(node.op_type, version) if any(v.type is None for v in node.outputs) else None
     if declared is None:
         return
-    given = {declared.formal(i, False).variable: v.type for i, v in enumerate(node.inputs) if v is not None and v.type}
+    given: dict[str | None, ir.TypeProtocol | None] = {}
+    for i, value in enumerate(node.inputs):
+        if value is not None and value.type is not None:
+            variable = declared.formal(i, False).variable
+            given[variable] = value.type if given.get(variable, value.type) == value.type else None  # they disagree
     for i, out in enumerate(node.outputs):
         formal = declared.formal(i, True)
         dtype = FIXED_TYPES.get(min(formal.allowed)) if len(formal.allowed) == 1 else None
