@@ -96,7 +96,7 @@ def command(
         else:
             _print_findings(found)
         raise click.exceptions.Exit(int(not found.ok))
-    from gradgraph.runtime.data.arrays import load_arrays
+    from gradgraph.data.arrays.numpy_files import load_arrays
     from gradgraph.verify.check_gradients import check_gradients
     from gradgraph.verify.diagnose import diagnose
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from gradgraph import frontend
+from gradgraph.data.shuffling import permutation
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.files.atomic import write_atomically
 from gradgraph.frontend import Tensor, nn
-from gradgraph.runtime.data.shuffling import permutation
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

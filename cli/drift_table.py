@@ -11,8 +11,8 @@ import click
 from gradgraph.errors import DataError
 
 if TYPE_CHECKING:
+    from gradgraph.data.preprocess.drift import Drift
     from gradgraph.data.record.data_names import DataNames
-    from gradgraph.preprocess.drift import Drift
 
 
 DRIFT = click.option(
@@ -50,7 +50,7 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
     Raises:
         DataError: if ``--drift`` was given, but the model has no preprocessing of columns, or the data are not a table.
     """
-    from gradgraph.runtime.data.tables import is_table_file, read_table
+    from gradgraph.data.tables import is_table_file, read_table
 
     if names.preprocess is not None and is_table_file(data):
         is_wanted = asked or as_json

@@ -91,7 +91,7 @@ def command(
     from gradgraph.cli import predictions
     from gradgraph.cli.named_predictions import named
     from gradgraph.cli.tagged_words import tags_words, with_tags
-    from gradgraph.runtime.data.in_order import in_order
+    from gradgraph.data.sources.in_order import in_order
     from gradgraph.runtime.execution.predictor import Predictor
 
     if as_json and out == STDIO:
@@ -138,11 +138,11 @@ def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
     """Return the model to run, and the names of its targets: arrays in the data to ignore."""
+    from gradgraph.data.preprocess.column_nodes import cut_off
     from gradgraph.data.record.data_names import DataNames
     from gradgraph.data.record.image_preprocessing import learn_preprocessing
     from gradgraph.data.record.label_names import names_beside
     from gradgraph.passes.normal import load_runnable
-    from gradgraph.preprocess.column_nodes import cut_off
 
     if path.is_dir():
         from gradgraph.export.artifacts import opened_trainer

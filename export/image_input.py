@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.augment.placing import GREY
+from gradgraph.data.augment.placing import GREY
+from gradgraph.data.images.image_form import REVERSED, ImageForm
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.image_preprocessing import learn_preprocessing
 from gradgraph.data.record.specs import TensorSpec, dtype_name
@@ -19,7 +20,6 @@ from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
-from gradgraph.runtime.data.image_form import REVERSED, ImageForm
 
 LEAST_OPSET = 13
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.outputs import output_of
+from gradgraph.data.arrays.batch import Array, on_host
 from gradgraph.data.record.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
@@ -25,7 +26,6 @@ from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.nodes import made_by
 from gradgraph.losses import LOSSES
 from gradgraph.passes.normal import load_runnable
-from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.finishes import calibration

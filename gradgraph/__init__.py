@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from gradgraph import (
-        augment,
         chat,
         errors,
         export,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
         losses,
         metrics,
         optim,
-        preprocess,
         sound,
         surgery,
         tables,
@@ -45,7 +43,12 @@ if TYPE_CHECKING:
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
     from gradgraph.chat.finetuning import finetune
+    from gradgraph.data import augment, preprocess
+    from gradgraph.data.arrays.padded import Padded
+    from gradgraph.data.images.image_folders import image_folder
+    from gradgraph.data.images.image_tables import image_table
     from gradgraph.data.record.data_names import DataNames
+    from gradgraph.data.shards.shards import shards
     from gradgraph.errors import GradgraphError
     from gradgraph.export.temperature import calibrate
     from gradgraph.parallel.data_parallel import DataParallel
@@ -53,10 +56,6 @@ if TYPE_CHECKING:
     from gradgraph.reduction.reduced import reduce
     from gradgraph.runs.run_options import Run
     from gradgraph.runs.training import train
-    from gradgraph.runtime.data.image_tables import image_table
-    from gradgraph.runtime.data.images import image_folder
-    from gradgraph.runtime.data.padded import Padded
-    from gradgraph.runtime.data.shards import shards
     from gradgraph.runtime.execution.memory import memory
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
@@ -89,7 +88,7 @@ _HOMES = {
     "DataNames": "data.record.data_names",
     "DataParallel": "parallel.data_parallel",
     "GradgraphError": "errors",
-    "Padded": "runtime.data.padded",
+    "Padded": "data.arrays.padded",
     "Precision": "passes.autocast",
     "Recompute": "autodiff.recomputation",
     "Run": "runs.run_options",
@@ -105,8 +104,8 @@ _HOMES = {
     "finetune": "chat.finetuning",
     "hessian": "transforms",
     "hvp": "transforms",
-    "image_folder": "runtime.data.images",
-    "image_table": "runtime.data.image_tables",
+    "image_folder": "data.images.image_folders",
+    "image_table": "data.images.image_tables",
     "jacobian": "transforms",
     "jvp": "transforms",
     "lora": "surgery.adapters",
@@ -116,29 +115,29 @@ _HOMES = {
     "qat": "surgery.quantised_training",
     "quantize": "surgery.integer_model",
     "reduce": "reduction.reduced",
-    "shards": "runtime.data.shards",
+    "shards": "data.shards.shards",
     "train": "runs.training",
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
 __version__: str  # the version of the package; "0" in a checkout that is not installed
-_MODULES = (
-    "augment",
-    "chat",
-    "errors",
-    "export",
-    "extend",
-    "frontend",
-    "losses",
-    "metrics",
-    "optim",
-    "preprocess",
-    "sound",
-    "surgery",
-    "tables",
-    "text",
-    "vision",
-)
+_MODULES = {
+    "augment": "data.augment",
+    "chat": "chat",
+    "errors": "errors",
+    "export": "export",
+    "extend": "extend",
+    "frontend": "frontend",
+    "losses": "losses",
+    "metrics": "metrics",
+    "optim": "optim",
+    "preprocess": "data.preprocess",
+    "sound": "sound",
+    "surgery": "surgery",
+    "tables": "tables",
+    "text": "text",
+    "vision": "vision",
+}
 
 __all__ = [
     "CheckpointKeeper",
@@ -195,10 +194,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return _module(name)
-    if name in _HOMES:
-        value = getattr(_module(_HOMES[name]), name)
+    if name in _MODULES or name in _HOMES:
+        value = _module(_MODULES[name]) if name in _MODULES else getattr(_module(_HOMES[name]), name)
         globals()[name] = value
         return value
     if name == "__version__":

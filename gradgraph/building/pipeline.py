@@ -40,6 +40,7 @@ from gradgraph.building.selection import frozen_below, is_default, parameters_of
 from gradgraph.building.selection_report import matches_of_globs
 from gradgraph.building.step_options import BuildOptions, check_names
 from gradgraph.building.train_model import write_training
+from gradgraph.data.preprocess.column_nodes import cut_off
 from gradgraph.data.record.column_assignment import fitting
 from gradgraph.data.record.data_names import NAMES_KEY, DataNames
 from gradgraph.data.record.image_preprocessing import learn_preprocessing
@@ -59,7 +60,6 @@ from gradgraph.passes.normal.opsets.older import write_at
 from gradgraph.passes.normal.simplifying.cse import merge_equal
 from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
-from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.manifest import Manifest, alone_in, train_file
 from gradgraph.step.step import Step

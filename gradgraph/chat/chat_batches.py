@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from gradgraph.chat.tokens import Tokens
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.shuffling import by_length, permutation
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.shuffling import by_length, permutation
 from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 
 MULTIPLE = 16  # row lengths are multiples of this, for fewer distinct lengths: each requires a session of its own

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, described
+from gradgraph.data.texts.frame_columns import FrameColumns, is_missing
 from gradgraph.errors import DataError, listed, readable_bytes, row_at, shown, suggestion
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
-from gradgraph.text.frame_columns import FrameColumns, is_missing
 
 log = logging.getLogger("gradgraph.chat")
 

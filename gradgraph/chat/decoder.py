@@ -18,10 +18,10 @@ import onnxruntime as ort
 
 from gradgraph.chat.picking import picked
 from gradgraph.chat.sampling import Sampling
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import explained
 from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE
 from gradgraph.surgery.ort_adapters import SUFFIX

@@ -35,6 +35,7 @@ from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
+from gradgraph.data.shuffling import permutation
 from gradgraph.errors import ArgumentError, DataError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model
@@ -42,7 +43,6 @@ from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shapes import shape_of
-from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer

@@ -12,7 +12,7 @@ from gradgraph import losses
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.chat.preferences import PairBatches
-from gradgraph.runtime.data.batch import Array
+from gradgraph.data.arrays.batch import Array
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from gradgraph.chat.sampling import Sampling
-from gradgraph.runtime.data.batch import Array
+from gradgraph.data.arrays.batch import Array
 
 
 def picked(scores: Array, sampling: Sampling, rng: np.random.Generator, seen: Collection[int] = ()) -> int:

@@ -12,12 +12,12 @@ from gradgraph.chat.chat_batches import ChatBatches, filled_up
 from gradgraph.chat.chat_recipe import DESIRABLE, reads_labels
 from gradgraph.chat.chat_rows import Row, Rows
 from gradgraph.chat.tokens import Encoder, Tokens
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
+from gradgraph.data.shuffling import by_length, permutation
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.shuffling import by_length, permutation
 from gradgraph.surgery.language_models import IGNORED
 from gradgraph.surgery.pair_models import LABELS
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from gradgraph.chat.chat_rows import VARIABLES, Rows
 from gradgraph.chat.template import REASONING, ChatTemplate, Rendered, special_tokens
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.texts.tokenizer import NAME, Tokenizer
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.contained_paths import is_inside
-from gradgraph.runtime.data.batch import Array
-from gradgraph.text.tokenizer import NAME, Tokenizer
 
 log = logging.getLogger("gradgraph.chat")
 

@@ -13,11 +13,11 @@ import numpy as np
 from gradgraph.chat.picking import picked
 from gradgraph.chat.prompts import OneByOne, Prompts
 from gradgraph.chat.sampling import Sampling
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 from gradgraph.surgery.pair_models import LABELS, NEXT_TOKEN

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
 from gradgraph.step.manifest import SeparateSpec, StateSpec

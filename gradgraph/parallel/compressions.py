@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from gradgraph.arguments import FLAG, Kind, Makers, checked
-from gradgraph.runtime.data.batch import Array
+from gradgraph.data.arrays.batch import Array
 
 _RATIO = Kind("a share above 0 and at most 1", lambda v: isinstance(v, int | float) and 0 < v <= 1)
 _RANK = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gradgraph.runtime.data.batch import Array
+from gradgraph.data.arrays.batch import Array
 from gradgraph.step.step import Step
 
 

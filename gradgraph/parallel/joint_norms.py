@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.after import NAME as AFTER
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
@@ -26,7 +27,6 @@ from gradgraph.graph.prune import prune
 from gradgraph.graph.scoped_names import DOMAIN, operator_name
 from gradgraph.passes.normal.edit import Editor, attributes
 from gradgraph.rules.norm import batch_size, channel_sums, columns, inverse_deviation
-from gradgraph.runtime.data.batch import Array
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 

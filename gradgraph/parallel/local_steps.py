@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gradgraph.arguments import Kind, checked
+from gradgraph.data.arrays.batch import Array
 from gradgraph.parallel.compressions import COMPRESSIONS, Compression, Messages
-from gradgraph.runtime.data.batch import Array
 
 _EVERY = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0)
 _RATE = Kind("a number above 0", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and v > 0)

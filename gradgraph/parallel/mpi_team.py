@@ -20,6 +20,7 @@ import onnx
 import onnxruntime as ort
 from mpi4py import MPI
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError, listed, shown
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
@@ -35,7 +36,6 @@ from gradgraph.parallel.split_session import SplitSession
 from gradgraph.parallel.summable_loss import check_loss
 from gradgraph.parallel.update_parts import Shards, shards_of, too_large
 from gradgraph.parallel.wide_gradients import widened
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.ort_values import fill, on_device
 from gradgraph.runtime.execution.team import Team
 from gradgraph.runtime.saved.checkpoint import BESIDE

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import ParallelError, shown
-from gradgraph.runtime.data.batch import Array
 
 ASKED, LENT = 1, 2  # tags of requests and replies
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.graph.lifetimes import VIEWS
 from gradgraph.parallel.joint_norms import RANKS, Message
 from gradgraph.parallel.update_parts import reads_of
-from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.regions import region_of_several

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.compressions import Messages
 from gradgraph.parallel.update_parts import NOTHING, Shards
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.parallel.accumulated import rate_alone
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.joint_norms import JointNorms, Message
 from gradgraph.parallel.segments import SegmentedGradient
 from gradgraph.parallel.sharded import ShardedUpdate
-from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession
 from gradgraph.runtime.execution.ort_values import to_ortvalue

@@ -12,8 +12,8 @@ from gradgraph.errors import CheckpointError, DataError, shown
 if TYPE_CHECKING:
     import onnx
 
-    from gradgraph.preprocess import Preprocessing
-    from gradgraph.preprocess.frames import Frame
+    from gradgraph.data.preprocess import Preprocessing
+    from gradgraph.data.preprocess.frames import Frame
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step.step import Step
 
@@ -34,11 +34,11 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
     Raises:
         DataError: if the file does not exist, or is not a table.
     """
-    from gradgraph.preprocess import fit
-    from gradgraph.preprocess.column_kinds import Category, Number
-    from gradgraph.preprocess.frames import Frame
-    from gradgraph.runtime.data.arrays import check_exists
-    from gradgraph.runtime.data.tables import codes_in, is_table_file, read_table
+    from gradgraph.data.arrays.numpy_files import check_exists
+    from gradgraph.data.preprocess import fit
+    from gradgraph.data.preprocess.column_kinds import Category, Number
+    from gradgraph.data.preprocess.frames import Frame
+    from gradgraph.data.tables import codes_in, is_table_file, read_table
 
     if str(data) != "-":
         check_exists(data)
@@ -65,7 +65,7 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
 
 def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
     """Return ``table`` with the columns ``names`` as text where the file ``data`` contains codes, such as "007"."""
-    from gradgraph.runtime.data.tables import codes_in
+    from gradgraph.data.tables import codes_in
 
     for name, texts in codes_in(data, names).items():
         table = table.with_column(name, texts)

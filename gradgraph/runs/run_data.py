@@ -46,10 +46,10 @@ class Reading:
         Raises:
             DataError: if an option does not apply to the data, or is invalid.
         """
-        from gradgraph.runtime.data.image_tables import image_table, is_image_table
-        from gradgraph.runtime.data.images import image_folder, is_image_folder
-        from gradgraph.runtime.data.shards import is_shards, shards
-        from gradgraph.vision.reading import reader_of
+        from gradgraph.data.annotations.reading import reader_of
+        from gradgraph.data.images.image_folders import image_folder, is_image_folder
+        from gradgraph.data.images.image_tables import image_table, is_image_table
+        from gradgraph.data.shards.shards import is_shards, shards
 
         if self.tokenizer is not None or self.text or (names is not None and names.texts and self._is_text(path)):
             return self._texts(path, names, one_length)
@@ -75,13 +75,13 @@ class Reading:
 
     def rows(self, path: Path) -> int:
         """Return the number of samples at ``path``."""
-        from gradgraph.runtime.data.sources import rows_in
-        from gradgraph.vision.reading import reader_of
+        from gradgraph.data.annotations.reading import reader_of
+        from gradgraph.data.sources.sources import rows_in
 
         if (read := reader_of(path)) is not None:
             return len(read(path, **self.image))
         if self.tokenizer is not None or self.text:
-            from gradgraph.text.frame_columns import FrameColumns
+            from gradgraph.data.texts.frame_columns import FrameColumns
 
             return FrameColumns(path).rows
         sounds = self._sounds(path)
@@ -89,8 +89,8 @@ class Reading:
 
     def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
         """Return the dataset of the WAV files in a folder or listed in a table; None if there are none."""
+        from gradgraph.data.sounds import is_sound_folder, is_sound_table
         from gradgraph.sound import folder, table
-        from gradgraph.sound.sounds import is_sound_folder, is_sound_table
 
         read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
         if read is None:
@@ -104,7 +104,7 @@ class Reading:
         return read(path, **self.sound, augment=list(augment) or None)
 
     def _is_text(self, path: Path) -> bool:
-        from gradgraph.text.frame_columns import is_text_file
+        from gradgraph.data.texts.frame_columns import is_text_file
 
         return is_text_file(path)
 
@@ -133,8 +133,8 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
     """Run the model on the longest text in ``data``; raise DataError if that fails, as with too few positions."""
+    from gradgraph.data.arrays.batch import fixed_rows
     from gradgraph.data.record.classes import as_class_numbers
-    from gradgraph.runtime.data.batch import fixed_rows
     from gradgraph.text import TextTable
 
     if not isinstance(data, TextTable):
@@ -163,8 +163,8 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
         written: the paths of the written models and step folders.
         run: the run folder, if any.
     """
+    from gradgraph.data.texts.tokenizer import NAME, place_beside
     from gradgraph.text import TextTable
-    from gradgraph.text.tokenizer import NAME, place_beside
 
     if not isinstance(data, TextTable):
         return
@@ -178,9 +178,9 @@ def carry_tokenizer(model: Path, out: Path) -> Path | None:
 
     Return the path of the copy, or None if there is no tokenizer.
     """
+    from gradgraph.data.texts.tokenizer import place_beside
     from gradgraph.step.step import Step
     from gradgraph.text import tokenizer_beside
-    from gradgraph.text.tokenizer import place_beside
 
     with contextlib.suppress(DataError):
         tokenizer = tokenizer_beside(model, Step.load(model).manifest.data)

@@ -96,7 +96,7 @@ class Run:
     column: Mapping[str, Any] = spelled(
         "Column kind, if the detected one is wrong, such as zip=category; or with arguments, "
         'notes=\'{"kind": "text", "buckets": 256}\'; repeatable.',
-        DICT, "data", "kinds", names=("preprocess.column_kinds:KINDS",), metavar="NAME=KIND", default={},
+        DICT, "data", "kinds", names=("data.preprocess.column_kinds:KINDS",), metavar="NAME=KIND", default={},
     )  # fmt: skip
     image: Mapping[str, Any] = spelled(
         "Image preprocessing, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, resample=bicubic, "
@@ -119,7 +119,7 @@ class Run:
     augment: Any = spelled(
         "Random augmentation of training images or sounds: flip, 'random_resized_crop(scale=[0.5,1])', "
         "'mixup(alpha=0.2)', spec_augment, …; repeatable.",
-        None, "data", "list", names=("augment:AUGMENTATIONS",), metavar="NAME", default=(),
+        None, "data", "list", names=("data.augment:AUGMENTATIONS",), metavar="NAME", default=(),
     )  # fmt: skip
     epochs: int = spelled("Number of epochs.", whole(1), "training", "count", default=10)
     batch_size: int | str | None = spelled(
@@ -367,7 +367,7 @@ class Run:
         """
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
-        from gradgraph.runtime.data.sources import Order
+        from gradgraph.data.sources.sources import Order
 
         steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(self.reading.rows(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)

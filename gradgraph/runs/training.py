@@ -153,7 +153,7 @@ class _Training:
     def _name_columns(self, trainer: Trainer) -> None:
         """Set the preprocessing and the target columns of a table in ``trainer.names``."""
         from gradgraph.data.record.column_assignment import compared
-        from gradgraph.runtime.data.tables import target_columns
+        from gradgraph.data.tables import target_columns
 
         run = self.run
         if run.preprocess is not None:  # its targets are the target columns

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradgraph.arguments import FINITE, FLAG, NAMES, TEXT, WHOLE, checked
+from gradgraph.data.arrays.remedies import check_counts
+from gradgraph.data.sources.sources import Columns, Samples
 from gradgraph.errors import BuildError, listed
-from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Confusions, confusions_of
 from gradgraph.runtime.execution.evaluating import Evaluator

@@ -21,17 +21,17 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
+from gradgraph.data.arrays.batch import Array, Batch
 from gradgraph.data.record.column_assignment import fitting, placed
 from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.sources.data_fingerprint import seen, usual_terms
+from gradgraph.data.sources.labels_apart import labels_apart, paired
+from gradgraph.data.sources.sources import Columns, Samples
 from gradgraph.errors import ArgumentError, CheckpointError, DataError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
-from gradgraph.runtime.data.batch import Array, Batch
-from gradgraph.runtime.data.data_fingerprint import seen, usual_terms
-from gradgraph.runtime.data.labels_apart import labels_apart, paired
-from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.locking import synchronized

@@ -15,8 +15,8 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import BuildError
-from gradgraph.runtime.data.batch import Array
 from gradgraph.sklearn.estimator import Estimator, present
 from gradgraph.step.step import Step
 

@@ -17,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.pipeline import build
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.classes import ClassNumbers
 from gradgraph.data.record.column_assignment import SAMPLE_WEIGHT
 from gradgraph.data.record.data_names import DataNames
@@ -24,7 +25,6 @@ from gradgraph.errors import BuildError, listed
 from gradgraph.files.models import load_model
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.optim import by_name
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.sklearn.kept_step import KeptStep
 from gradgraph.sklearn.sparse_rows import SparseRows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step

@@ -19,11 +19,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from gradgraph.arguments import described
+from gradgraph.data.preprocess.frames import GAP_WORDS, is_gap
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.models import save_model
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.preprocess.frames import GAP_WORDS, is_gap
 from gradgraph.runtime.execution.session import Placement, create_session, explained
 from gradgraph.sklearn.classifier import Classifier
 from gradgraph.sklearn.estimator import Estimator

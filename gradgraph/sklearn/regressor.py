@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from gradgraph.runtime.data.batch import Array
+from gradgraph.data.arrays.batch import Array
 from gradgraph.sklearn.estimator import Estimator, present
 
 

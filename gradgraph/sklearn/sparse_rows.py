@@ -7,10 +7,10 @@ from typing import Any
 
 from scipy.sparse import issparse
 
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec
-from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.data.loadable import Loadable
 
 
 class SparseRows(Loadable):

@@ -16,7 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import WHOLE, Kind, checked, described
+from gradgraph.data.dataset import Loadable
+from gradgraph.data.preprocess.column_nodes import cut_off
+from gradgraph.data.preprocess.frames import is_table
 from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.sources.in_order import in_order
+from gradgraph.data.sources.sources import common_length, read_data, row_count
+from gradgraph.data.tables import columns_of
 from gradgraph.errors import DataError, OutputError, listed, shown
 from gradgraph.export import Compared, compared, drawn
 from gradgraph.files import large_weights
@@ -29,12 +35,6 @@ from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.stored_integers import with_stored_integers
-from gradgraph.preprocess.column_nodes import cut_off
-from gradgraph.preprocess.frames import is_table
-from gradgraph.runtime.data.in_order import in_order
-from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.sources import common_length, read_data, row_count
-from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve

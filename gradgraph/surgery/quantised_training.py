@@ -23,13 +23,13 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
+from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.errors import BuildError, DataError, UnknownNameError, counted, listed, shown
 from gradgraph.files.model_metadata import write_quantisation
 from gradgraph.files.models import Source
 from gradgraph.graph.quantisers import INTEGER_RANGES, SEVEN_BITS
 from gradgraph.graph.shapes import OPSET, known_sizes, recorded_shape
 from gradgraph.passes.normal.opsets.opset import convert_below
-from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.surgery.integer_products import PER_CHANNEL, write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
 from gradgraph.surgery.operation import (

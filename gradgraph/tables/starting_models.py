@@ -16,13 +16,13 @@ import numpy as np
 import onnx
 
 from gradgraph.arguments import WHOLE, Table, checked, instance
+from gradgraph.data.preprocess import Preprocessing
+from gradgraph.data.preprocess.column_kinds import Category
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError
 from gradgraph.frontend import Input, export, init, manual_seed, nn
 from gradgraph.frontend import functional as F
 from gradgraph.losses import LOSSES
-from gradgraph.preprocess import Preprocessing
-from gradgraph.preprocess.column_kinds import Category
 
 LOGITS = "logits"
 MODELS: Table[Callable[..., onnx.ModelProto]] = Table("starting model")

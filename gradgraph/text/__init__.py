@@ -1,14 +1,13 @@
-"""Texts: tables of sentences, pairs, choices and tagged words as inputs of a transformer, by a tokenizer file.
+"""The public functions for texts: tables of sentences, pairs, choices and tagged words, tokenizers, and entity scores.
 
-This package contains tokenizers (with the package ``tokenizers``), the columns of a table, and entity scores. It only
-provides datasets; it must not depend on how a model is trained.
+The datasets are in ``gradgraph.data.texts``; entity scores of a trained model are computed here.
 """
 
 from __future__ import annotations
 
+from gradgraph.data.texts.text_table import TextTable, table
+from gradgraph.data.texts.tokenizer import Tokenizer, tokenizer_beside
 from gradgraph.text.entities import EntityScores, entity_scores, evaluate_entities
-from gradgraph.text.text_table import TextTable, table
-from gradgraph.text.tokenizer import Tokenizer, tokenizer_beside
 
 __all__ = [
     "EntityScores",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.texts.text_table import TextTable
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.text.text_table import TextTable
 
 OUTSIDE = "O"
 BATCH_SIZE = 32

@@ -1,18 +1,17 @@
-"""Images with boxes, masks and polygons in the formats of COCO, YOLO and Pascal VOC; detections, and their metrics.
+"""The public functions for annotated images: datasets with boxes, masks and polygons, detections and their metrics.
 
-Boxes follow the augmentation of their image. The losses are in ``gradgraph.losses``.
-
-This package imports the public API of training; only the command line imports it.
+The datasets are in ``gradgraph.data.annotations``, the losses in ``gradgraph.losses``. Detections of a trained model
+are decoded and measured here.
 """
 
+from gradgraph.data.annotations.annotated import Annotated, Found, Truth
+from gradgraph.data.annotations.coco_files import coco
+from gradgraph.data.annotations.mask_folders import MaskFolder, masks
+from gradgraph.data.annotations.reading import is_annotated, read
+from gradgraph.data.annotations.yolo_files import yolo
 from gradgraph.frontend.anchors import anchors, points
-from gradgraph.vision.annotated import Annotated, Found, Truth
 from gradgraph.vision.average_precision import evaluate, mean_average_precision
-from gradgraph.vision.coco_files import coco
 from gradgraph.vision.decoding import Detections, detect, detections, nms
-from gradgraph.vision.mask_folders import MaskFolder, masks
-from gradgraph.vision.reading import is_annotated, read
-from gradgraph.vision.yolo_files import yolo
 
 __all__ = [
     "Annotated",

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.annotations.annotated import Annotated, Truth
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.classes import Classes
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.vision.annotated import Annotated, Truth
 from gradgraph.vision.decoding import Detections, detect, iou
 
 OVERLAPS = tuple(np.linspace(0.5, 0.95, 10))

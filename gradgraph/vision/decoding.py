@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.annotations.annotated import Annotated
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.classes import Classes
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.frontend.anchors import anchors, checked_priors, points
 from gradgraph.losses import LOSSES
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.vision.annotated import Annotated
 
 MOST_GROWTH = np.log(1000 / 16)  # largest log of box side / anchor side, as in torchvision
 CANDIDATES = 1000  # per image, before non-maximum suppression

@@ -16,10 +16,10 @@ from gradgraph import surgery
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.prompts import stop_tokens
 from gradgraph.chat.tokens import Encoder
+from gradgraph.data.texts.tokenizer import Tokenizer
 from gradgraph.errors import DataError, GradgraphError, ModelError
 from gradgraph.files.untrusted.contained_paths import bytes_inside, check_relative, path_inside
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.text.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")

@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.sources.in_order import InOrder
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.in_order import InOrder
 from tests.kit.command_line import MLP, Cli, arrays, mlp
 from tests.kit.npz import npz
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 import gradgraph as gg
-from gradgraph.preprocess.frames import GAP_WORDS
+from gradgraph.data.preprocess.frames import GAP_WORDS
 from tests.data_walks.random_walk import Array, Walk, bare
 
 # written form: how strftime of pandas writes it, and what is said of it

@@ -12,13 +12,13 @@ import pytest
 from onnx import parser
 
 import gradgraph as gg
-from gradgraph.augment.placing import whole
 from gradgraph.cli.app import run
+from gradgraph.data.augment.placing import whole
+from gradgraph.data.images.image_form import ImageForm
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TensorSpec
 from gradgraph.export import with_image_input
 from gradgraph.frontend import nn
-from gradgraph.runtime.data.image_form import ImageForm
 
 PIL: Any = pytest.importorskip("PIL", reason="an extra: onnx-gradgraph[images]")
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")

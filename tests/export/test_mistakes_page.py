@@ -16,9 +16,9 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
+from gradgraph.data.images.image_form import picture_of
 from gradgraph.export import save_mistakes
 from gradgraph.frontend import nn
-from gradgraph.runtime.data.image_form import picture_of
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 

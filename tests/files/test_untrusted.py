@@ -28,12 +28,12 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.cli.describe import Selection, describe
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import read_checkpoint
+from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.data.record.specs import TargetSpec, TensorSpec
+from gradgraph.data.sources.in_order import in_order
 from gradgraph.errors import LONGEST_MESSAGE, GradgraphError
 from gradgraph.export.flat import FlatWeights, flat_weights
 from gradgraph.files.models import load_model
-from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.saved.partial import read_values
 from gradgraph.runtime.trainer import Trainer

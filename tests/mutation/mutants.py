@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 
 from gradgraph.building.pipeline import build
+from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.files.models import load_model
 from gradgraph.rules import registry
-from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step

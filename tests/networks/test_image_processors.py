@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.images.image_form import ImageForm
 from gradgraph.data.record.image_preprocessing import _read
 from gradgraph.data.record.specs import TensorSpec
-from gradgraph.runtime.data.image_form import ImageForm
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 torch = pytest.importorskip("torch", reason="transforms are those of PyTorch")

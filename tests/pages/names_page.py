@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.augment import AUGMENTATIONS, spec_augment
+from gradgraph.data.augment import AUGMENTATIONS, spec_augment
 from gradgraph.graph.builder import Builder
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import METRICS

@@ -259,7 +259,7 @@ def takes(function: Callable[..., Any], *names: str) -> bool:
 PUBLIC = public_functions()
 # what names alone say is reached, and is not
 UNREACHED_FROM = {
-    ("gradgraph.runtime.data.sources", "Columns.__init__"): "an evaluation fills its last batch up",
+    ("gradgraph.data.sources.sources", "Columns.__init__"): "an evaluation fills its last batch up",
     ("gradgraph.autodiff.samples", "check_independent"): "a jacobian is told something else",
     ("gradgraph.runtime.execution.session", "create_session"): "quantisation opens no session of CUDA",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ DATA = arrays(32)
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every public callable: functions and classes of the public modules, methods of Trainer and Step."""
     for name in MODULES:
-        module = gg if name == "gg" else import_module(f"gradgraph.{name}")
+        module = gg if name == "gg" else attrgetter(name)(gg)
         for entry in getattr(module, "__all__", None) or dir(module):
             value = getattr(module, entry)
             if callable(value) and not entry.startswith("_") and f"{name}.{entry}" not in FREE | NOT_CALLED:

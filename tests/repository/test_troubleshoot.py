@@ -24,7 +24,7 @@ ONLY_PYTHON = (
     "gradgraph/sklearn/",
     "gradgraph/sound/log_mel.py",
     "gradgraph/compat/",
-    "gradgraph/runtime/data/padded.py",
+    "gradgraph/data/arrays/padded.py",
 )
 # sentences that no command can meet, or whose words are ONNX's own
 EXCEPTIONS = {
@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/execution/executor.py: the loss of '<part>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/locking.py: ": "threads are in Python only",
-    "gradgraph/runtime/data/batch.py: '<spec>' is text": "a Trainer is what `gradgraph train` uses, too",
+    "gradgraph/data/arrays/batch.py: '<spec>' is text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
     "gradgraph/data/record/data_names.py: the metadata '": "keys of metadata have such names",
     "gradgraph/chat/chat_batches.py: chat data provide tokens": "finetune builds the step itself",

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.augment import AUGMENTATIONS
 from gradgraph.cli.app import run
+from gradgraph.data.augment import AUGMENTATIONS
 from gradgraph.errors import GradgraphError
 from gradgraph.losses import LOSSES
 from gradgraph.metrics import METRICS

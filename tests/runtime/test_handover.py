@@ -16,8 +16,8 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.sources import sources as data_module
 from gradgraph.errors import BusyError, DataError
-from gradgraph.runtime.data import sources as data_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import folder as step_folder

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.errors import GradgraphError
-from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step

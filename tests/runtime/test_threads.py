@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradgraph.data.sources import sources as data_module
 from gradgraph.errors import BusyError, GradgraphError
-from gradgraph.runtime.data import sources as data_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer

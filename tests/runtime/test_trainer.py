@@ -18,6 +18,8 @@ import pytest
 
 import gradgraph as gg
 import gradgraph.step.step
+from gradgraph.data.arrays.numpy_files import load_arrays
+from gradgraph.data.sources import sources as data_module
 from gradgraph.errors import (
     CheckpointError,
     DataError,
@@ -26,8 +28,6 @@ from gradgraph.errors import (
     RuntimeUnavailableError,
     UnknownNameError,
 )
-from gradgraph.runtime.data import sources as data_module
-from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution import session
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.augment.silences import mel
+from gradgraph.data.augment.silences import mel
+from gradgraph.data.sounds import Sounds
 from gradgraph.errors import ArgumentError, BuildError
-from gradgraph.sound.sounds import Sounds
 from tests.kit import wav_writing
 
 RATE, SIZE = 8000, 4000

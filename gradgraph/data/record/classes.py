@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.preprocess.frames import Array, check_cells, is_gap, text_of
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, UnmatchedError, listed
-from gradgraph.preprocess.frames import Array, check_cells, is_gap, text_of
 
 log = logging.getLogger("gradgraph")
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from gradgraph.augment.augmentation import INTERPOLATIONS
+from gradgraph.data.augment.augmentation import INTERPOLATIONS
+from gradgraph.data.preprocess.computed import Preprocessing
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.preprocess.computed import Preprocessing
 
 NAMES_KEY = "gradgraph.data"
 MOST_NAMES = 1_000_000

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.augment.augmentation import INTERPOLATIONS
+from gradgraph.data.augment.augmentation import INTERPOLATIONS
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.contained_paths import bytes_inside

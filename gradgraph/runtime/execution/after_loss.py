@@ -18,8 +18,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.files.protos import reads
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.inplace import append, let_wait, sort_nodes
 
 GATE = "in_place/loss_is_a_number"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array, BatchChecker, Feed
 from gradgraph.graph.shapes import sizes_or
-from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.after_loss import Keeping
 from gradgraph.runtime.execution.ort_values import is_of_numpy, to_ortvalue
 from gradgraph.runtime.execution.session import explanation, weights_pass_through

@@ -19,8 +19,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
+from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.errors import RuntimeUnavailableError
-from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports, result_buffer
 from gradgraph.runtime.execution.ort_values import fill, on_device
 from gradgraph.runtime.execution.session import Placement

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, counted, shown
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.finishes import f1, precision, recall
 

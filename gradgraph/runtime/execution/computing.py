@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.runtime.data.batch import Array, Feed
+from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.session import explained

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array, on_host
+from gradgraph.data.images.image_form import pictured
 from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.sources.sources import Samples, Source, rows_at
 from gradgraph.errors import DataError, shown
-from gradgraph.runtime.data.batch import Array, on_host
-from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.sources import Samples, Source, rows_at
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.scores import Scores, scores_in

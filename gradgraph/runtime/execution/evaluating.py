@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array, Batch, BatchChecker, Feed, on_host, rows_of
+from gradgraph.data.images.image_form import pictured
+from gradgraph.data.preprocess.frames import is_table
 from gradgraph.data.record.matching import check_same
+from gradgraph.data.sources.shares import Spare, shares
+from gradgraph.data.sources.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
+from gradgraph.data.tables import columns_of
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.preprocess.frames import is_table
-from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, on_host, rows_of
-from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.shares import Spare, shares
-from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
-from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.executor import Executor, without
 from gradgraph.runtime.execution.joining import filled, joined, of_first

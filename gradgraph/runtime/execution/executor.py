@@ -20,8 +20,20 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.arguments import described
+from gradgraph.data.arrays.batch import (
+    Array,
+    Batch,
+    BatchChecker,
+    Feed,
+    FromTables,
+    fixed_rows,
+    on_host,
+)
+from gradgraph.data.arrays.remedies import check_counts
+from gradgraph.data.arrays.rows import Rows
 from gradgraph.data.record.classes import as_class_numbers, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.sources.sources import Columns, Order, Samples, Source, as_source
 from gradgraph.errors import (
     ArgumentError,
     BuildError,
@@ -34,18 +46,6 @@ from gradgraph.errors import (
 )
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.runtime.data.batch import (
-    Array,
-    Batch,
-    BatchChecker,
-    Feed,
-    FromTables,
-    fixed_rows,
-    on_host,
-)
-from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.frozen_weights import initial_value
 from gradgraph.runtime.execution.locking import Turns

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Feed
+from gradgraph.data.arrays.rows import Rows, Table
 from gradgraph.graph.shapes import shape_of_type
-from gradgraph.runtime.data.batch import Feed
-from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty

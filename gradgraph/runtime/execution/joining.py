@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, shown
 from gradgraph.files.protos import reads
 from gradgraph.graph.shapes import shape_of_type
-from gradgraph.runtime.data.batch import Array
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import shown
 from gradgraph.files.protos import reads
 from gradgraph.graph.scoped_names import operator_name
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import explained
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

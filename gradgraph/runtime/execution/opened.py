@@ -19,13 +19,13 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.machine_requirements import check_runs_here
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import GradgraphError
 from gradgraph.files.external import is_external, is_packed
 from gradgraph.files.float16_weights import widened
 from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.data.arrays.batch import Array, BatchChecker
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TensorSpec, dtype_name
+from gradgraph.data.sources.in_order import Ordered
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.float16_weights import STORED
 from gradgraph.graph.shapes import as_dims, shape_of
-from gradgraph.runtime.data.batch import Array, BatchChecker
-from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.frozen_weights import computes_with_weights, proto_and_weights
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.node_order import in_good_order

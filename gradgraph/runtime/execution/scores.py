@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.runtime.data.batch import Array
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.data.preprocess.column_nodes import call_classes, put_before
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.graph.shapes import shape_of
-from gradgraph.preprocess.column_nodes import call_classes, put_before
 from gradgraph.runtime.execution.scores import scores_of
 
 

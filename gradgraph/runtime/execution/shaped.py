@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Feed
 from gradgraph.data.record.specs import TensorSpec
-from gradgraph.runtime.data.batch import Feed
 
 Sizes = dict[str, int]
 

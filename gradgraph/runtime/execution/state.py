@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.data.arrays.batch import to_array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import ModelError
 from gradgraph.files.mapped import is_mapped, pieces
-from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.execution.ort_values import fetched, fill, on_device, to_ortvalue
 from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.saved.checkpoint import check_values

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.data.batch import Array
+    from gradgraph.data.arrays.batch import Array
     from gradgraph.runtime.execution.binding import BoundSession
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.session import Placement, RuntimeOptions

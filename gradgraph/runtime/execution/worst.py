@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import shown
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.saved.printed import html_table, image_markup
 
 MOST_NUMBERS = 8  # of an array that is printed

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import CheckpointError, shown
-from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.loop.reporter import Reporter
 from gradgraph.runtime.loop.saves import Saves

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradgraph.arguments import described
+from gradgraph.data.arrays.remedies import check_counts
+from gradgraph.data.sources.shares import Spare, shares
+from gradgraph.data.sources.sources import Order, Source
 from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.files.suffixes import check_suffix
-from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.shares import Spare, shares
-from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor

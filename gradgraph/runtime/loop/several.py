@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gradgraph.data.arrays.batch import Feed
 from gradgraph.errors import BuildError, DataError, DivergedError, shown
-from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.loop.fit import Fit

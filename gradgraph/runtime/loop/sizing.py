@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradgraph.data.arrays.batch import Feed, fixed_rows
+from gradgraph.data.sources.sources import Order, Source
 from gradgraph.errors import DataError, ModelError, shown
-from gradgraph.runtime.data.batch import Feed, fixed_rows
-from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.memory import Prediction

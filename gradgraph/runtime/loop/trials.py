@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.sources.sources import Source
 from gradgraph.errors import DataError, DivergedError
-from gradgraph.runtime.data.sources import Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.loop.moving import MovingRates, Rate

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.data.arrays.batch import to_array
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import CheckpointError, OutputError, listed, shown
 from gradgraph.files.atomic import explain_errors, link_atomically
@@ -29,7 +30,6 @@ from gradgraph.files.path_kinds import kind_of, weights_of, wrong_kind
 from gradgraph.files.streamed import Bytes, safetensors_pieces
 from gradgraph.files.untrusted.array_files import safetensors_mapped
 from gradgraph.files.untrusted.regular import reason_of
-from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.step.manifest import StateSpec

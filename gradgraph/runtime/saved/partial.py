@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.data.arrays.batch import Array, to_array
+from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import CheckpointError, counted, listed, shown
@@ -20,8 +22,6 @@ from gradgraph.files.path_kinds import weights_of, wrong_kind
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.passes.normal import load_plain
-from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.runtime.data.batch import Array, to_array
 from gradgraph.runtime.saved.checkpoint import METADATA_KEY
 from gradgraph.runtime.saved.record import from_text
 from gradgraph.step.manifest import Manifest, StateSpec

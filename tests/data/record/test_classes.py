@@ -14,8 +14,8 @@ import gradgraph
 from gradgraph.data.record.classes import Classes, labelled
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TargetSpec
+from gradgraph.data.tables import array_labels
 from gradgraph.errors import DataError, UnmatchedError
-from gradgraph.runtime.data.tables import array_labels
 
 pytestmark = pytest.mark.any_kernels
 

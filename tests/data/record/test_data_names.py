@@ -22,10 +22,10 @@ import pytest
 import gradgraph as gg
 from gradgraph.data.record.data_names import NAMES_KEY, NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec
+from gradgraph.data.sources.in_order import in_order
 from gradgraph.errors import DataError, ModelError
 from gradgraph.export.artifacts import save_inference
 from gradgraph.frontend import nn
-from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.step.manifest import Manifest
 

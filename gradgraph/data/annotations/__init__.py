@@ -1,0 +1,1 @@
+"""Images with boxes, masks and polygons, in the formats of COCO, YOLO and Pascal VOC."""

@@ -1,0 +1,1 @@
+"""Arrays as rows of a batch: NumPy files, checks and conversions, padding."""

@@ -1,0 +1,66 @@
+"""The base class of gradgraph's own datasets (images, shards, texts, sounds), which load whole batches.
+
+Unlike other datasets, they match their columns and classes with those of the model by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TensorSpec
+from gradgraph.data.shuffling import permutation
+
+
+class Loadable(ABC):
+    """The base class of datasets that load whole batches for ``fit``, ``evaluate`` and ``predict``.
+
+    Attributes:
+        files: paths of the samples' files, if each sample is a file.
+    """
+
+    files: Sequence[Path] = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """Return the names of columns and classes of the data for a step.
+
+        Args:
+            specs: the inputs and targets of the step.
+            known: column and class names of the training data, which take precedence.
+
+        Raises:
+            UnmatchedError: if the names do not match the known ones.
+            DataError: if the step requires other inputs.
+        """
+
+    @abstractmethod
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Yield batches of samples.
+
+        Args:
+            batches: the indices of each batch's samples.
+            specs: the inputs and targets of the step.
+            seed: determines all randomness, such as augmentations; empty outside training, for no randomness.
+            known: column and class names of the training data.
+        """
+
+    def text_of(self, i: int, known: DataNames) -> str:
+        """Return the text of sample ``i``, for messages; empty if it is not a text."""
+        return ""
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
+        """Return the sample order of a shuffled epoch, which depends only on the arguments."""
+        return permutation(seed, epoch, len(self))

@@ -1,0 +1,1 @@
+"""Images: folders, tables of files, class labels and preprocessing."""

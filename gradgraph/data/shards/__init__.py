@@ -1,0 +1,1 @@
+"""Shards: tar files of samples, read in order or at random."""

@@ -1,0 +1,410 @@
+"""Sounds as training data: WAV files in class folders or listed in a table, as samples of equal length."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import FINITE, PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.data.arrays.batch import LABELS, Array
+from gradgraph.data.augment.augmentation import Augmentation, SoundAugmentations
+from gradgraph.data.dataset import Loadable
+from gradgraph.data.images.image_labels import Labels, number_of
+from gradgraph.data.prefetch import prefetched_samples
+from gradgraph.data.preprocess.frames import is_table
+from gradgraph.data.record.classes import Classes
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
+from gradgraph.errors import DataError, listed, row_at, shown, suggestion
+from gradgraph.files.untrusted.regular import UnreadableError
+from gradgraph.files.untrusted.wav_files import WavFile, wav_file
+
+SUFFIXES = (".wav", ".wave")
+MOST_SAMPLES = 1 << 28  # largest number of samples of a file that is resampled, and of a sound in a batch
+
+Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
+
+
+@dataclass(frozen=True)
+class SoundForm:
+    """Sampling rate and duration of sounds; None for values that are not decided yet.
+
+    Attributes:
+        rate: samples per second.
+        seconds: duration of a sound.
+        length: number of samples of a sound.
+    """
+
+    rate: int | None = None
+    seconds: float | None = None
+    length: int | None = None
+
+    def length_at(self, rate: int) -> int | None:
+        """Return the number of samples of a sound at this rate; None if undecided."""
+        return self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
+
+    def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
+        """Return the form with all values decided, by its own values, the model's input or the trained model.
+
+        Args:
+            spec: the input: [batch, samples], or [batch, 1, samples].
+            known: rate and length stored with the trained model, if any.
+            first: the rate of the first file, used if no rate is known.
+
+        Raises:
+            DataError: the input is not a sound, or the number of samples is undecided.
+        """
+        is_one = len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[1] in (1, None))
+        if not is_one or numpy_dtype(spec.dtype).kind != "f":
+            raise DataError(
+                f"sounds are floating-point [batch, samples] or [batch, 1, samples], but the step expects {spec}",
+                remedy="gg.sound.log_mel(model) puts a spectrogram in front of a model",
+                shell="put a spectrogram in front of the model first, in Python (gg.sound.log_mel)",
+            )
+        rate = self.rate or known.get("rate") or first
+        fixed = spec.shape[-1] if isinstance(spec.shape[-1], int) else None
+        length = self.length_at(rate) or fixed or known.get("length")
+        if length is None:
+            raise DataError(
+                f"'{shown(spec.name)}' accepts sounds of any length, but a batch needs one length",
+                remedy="pass it: seconds=1.0",
+                shell="pass it: --sound seconds=1",
+            )
+        if fixed not in (None, length) or length > MOST_SAMPLES:
+            expected = f"'{shown(spec.name)}' expects {fixed:,}" if fixed is not None else f"at most {MOST_SAMPLES:,}"
+            raise DataError(f"sounds have {length:,} samples ({expected}); change or omit their duration in seconds")
+        return SoundForm(rate, None, length)
+
+
+class Sounds(Loadable):
+    """WAV files with their labels; see :func:`folder` and :func:`table`.
+
+    Attributes:
+        where: name of the folder or table, for messages.
+        files: the WAV files.
+        form: rate and duration, as passed.
+        augment: augmentation of training data.
+        threads: number of reading threads.
+    """
+
+    def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
+                 form: SoundForm, augment: SoundAugmentations | None, threads: int) -> None:  # fmt: skip
+        if not files:
+            raise DataError(f"{where} contains no sounds ({', '.join(SUFFIXES)}); add some")
+        self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
+        self._columns, self._label = columns, label
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> Array:
+        opened = _opened(self.files[i])
+        rate = self.form.rate or opened.rate
+        natural = -(-opened.frames * rate // opened.rate)  # number of samples at this rate, rounded up
+        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
+
+    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+        """Return the classes, rate and length of the sounds, taken from ``known`` if present.
+
+        Raises:
+            UnmatchedError: the data have a class that the model does not have.
+            DataError: the step requires other inputs.
+        """
+        sound, target = _parts(specs)
+        form = self._form(sound, known)
+        names = DataNames(sounds={sound.name: {"rate": form.rate, "length": form.length}})
+        if target is None:
+            return names
+        column, labels = self._labels_of(target.name, known)
+        _, classes = labels.matched(target, Classes.known(known, target.name))
+        return replace(names, columns={target.name: [column]} if column else {}).updated(classes.of(target.name))
+
+    def load(
+        self,
+        batches: Iterator[Sequence[int]],
+        specs: Mapping[str, TensorSpec],
+        seed: Sequence[int],
+        known: DataNames = NO_NAMES,
+    ) -> Iterator[dict[str, Array]]:
+        """Yield batches of samples, read by threads.
+
+        Longer sounds are cropped at random, or in the middle without a seed.
+        """
+        sound, target = _parts(specs)
+        form = self._form(sound, known)
+        labels = None
+        if target is not None:
+            labels = self._labels_of(target.name, known)[1].targets(target, Classes.known(known, target.name))
+        for samples in prefetched_samples(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
+            made = np.stack([one for one, _ in samples]).astype(numpy_dtype(sound.dtype))
+            batch = {sound.name: made if len(sound.shape) == 2 else made[:, None]}
+            if target is not None and labels is not None:
+                batch[target.name] = labels[[i for _, i in samples]]
+            yield {name: batch[name] for name in specs}
+
+    def _form(self, sound: TensorSpec, names: DataNames) -> SoundForm:
+        known = names.sounds.get(sound.name, {})
+        first = self.form.rate or known.get("rate") or _opened(self.files[0]).rate
+        return self.form.of(sound, known, first)
+
+    def _labels_of(self, target: str, known: DataNames) -> tuple[str, Labels]:
+        """Return the name of the label column for a target, and its labels."""
+        wanted = [self._label, *known.columns.get(target, ()), target, *sorted(LABELS), ""]
+        alone = list(self._columns)[:1] if len(self._columns) == 1 else []
+        found = next((name for name in (*wanted, *alone) if name in self._columns), None)
+        if found is None:
+            raise DataError(
+                f"{self.where} has no labels for '{shown(target)}'"
+                + (f", only the columns {listed(self._columns)}" if self._columns else ""),
+                remedy="sort the files into a folder for each class, or name the label column: label='…'",
+                shell="sort the files into a folder for each class, or name the label column with --target",
+            )
+        return found, self._columns[found]
+
+    def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
+        """Return the samples of a sound: float32 [length]."""
+        assert form.rate is not None and form.length is not None
+        rng = np.random.default_rng(number_of(seed, i)) if seed else None
+        opened = _opened(self.files[i])
+        try:
+            if opened.rate == form.rate:
+                first = _place(opened.frames - form.length, rng)
+                sound = opened.read(max(first, 0), min(form.length, opened.frames)).mean(axis=0)
+            else:
+                sound = _resampled(opened, form.rate)
+                first = _place(len(sound) - form.length, rng)
+                sound = sound[max(first, 0) : max(first, 0) + form.length]
+        except (UnreadableError, OSError) as error:
+            raise _unreadable(self.files[i], error) from None
+        made = np.zeros(form.length, np.float32)
+        made[max(-first, 0) : max(-first, 0) + len(sound)] = sound
+        if self.augment is None or rng is None:
+            return made
+        return self.augment(made, rng, form.rate)
+
+
+def _place(rest: int, rng: np.random.Generator | None) -> int:
+    """Return the position in the file at which a sound begins: random, or centred without ``rng``.
+
+    The file is ``rest`` samples longer than the sound. If negative, so is the position: silence comes first.
+    """
+    if rest == 0:
+        return 0
+    offset = abs(rest) // 2 if rng is None else int(rng.integers(0, abs(rest) + 1))
+    return offset if rest > 0 else -offset
+
+
+def _opened(path: Path) -> WavFile:
+    try:
+        found = wav_file(path)
+    except (UnreadableError, OSError) as error:
+        raise _unreadable(path, error) from None
+    if found.frames == 0:
+        raise DataError(f"'{shown(path)}' contains no samples; remove it")
+    return found
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    why = error if isinstance(error, UnreadableError) else getattr(error, "strerror", error)
+    return DataError(f"'{shown(path)}' cannot be read ({shown(why)}); check the file")
+
+
+def _resampled(opened: WavFile, rate: int) -> Array:
+    """Return all samples, float32, resampled to ``rate`` by a polyphase filter (scipy.signal.resample_poly)."""
+    rates = f"'{shown(opened.path)}' has {opened.rate:,} samples per second, but the model expects {rate:,}"
+    if max(opened.frames, opened.frames * rate // opened.rate) > MOST_SAMPLES:
+        raise DataError(f"{rates}; resample it first, as it is too long to resample here")
+    try:
+        from scipy.signal import resample_poly
+    except ImportError:
+        install = "pip install scipy, which resamples it"
+        raise DataError(rates, remedy=install, shell=install) from None
+    common = math.gcd(opened.rate, rate)
+    made: Array = resample_poly(opened.read().mean(axis=0), rate // common, opened.rate // common)
+    return made.astype(np.float32)
+
+
+def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | None]:
+    """Return a step's sound input and its target, if any; raise DataError if it requires other inputs."""
+    targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
+    inputs = [spec for spec in specs.values() if spec not in targets]
+    if len(inputs) != 1 or len(targets) > 1:
+        raise DataError(f"sounds provide one input and one target, but the step expects {listed(specs)}; "
+                        "pass a dataset of dicts with these names")  # fmt: skip
+    return inputs[0], targets[0] if targets else None
+
+
+# --- public functions ----------------------------------------------------------------------------------------------
+
+
+def is_sound_folder(path: Path) -> bool:
+    """Whether the path is a folder of WAV files, or of folders of them."""
+    try:
+        folders = [path, *(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
+        return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
+    except OSError:
+        return False
+
+
+def is_sound_table(path: Path) -> bool:
+    """Whether the path is a table with a column of WAV files."""
+    return is_table_file(path) and any(map(_names_sound, first_row(path)))
+
+
+def _column_of_sounds(table: Any) -> str | None:
+    named = [n for n in columns_in(table) if any(map(_names_sound, column_of(table, n)[:1].tolist()))]
+    return named[0] if len(named) == 1 else None
+
+
+def _names_sound(value: Any) -> bool:
+    return isinstance(value, str) and value.lower().endswith(SUFFIXES)
+
+
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+SECONDS = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
+AUGMENT = Kind("a function, an augmentation such as 'spec_augment', or a list of them",
+               lambda value: callable(value) or isinstance(value, str | Augmentation | list | tuple))  # fmt: skip
+KINDS = {
+    "rate": ABOVE_ZERO.or_none(),
+    "seconds": SECONDS.or_none(),
+    "augment": AUGMENT.or_none(),
+    "threads": ABOVE_ZERO.or_none(),
+}
+
+
+@checked(path=PATH, **KINDS)
+def folder(
+    path: str | os.PathLike[str],
+    *,
+    rate: int | None = None,
+    seconds: float | None = None,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> Sounds:
+    """Read WAV files in a folder with one subfolder per class, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        commands = gg.sound.folder("commands/", seconds=1.0)
+        trainer.fit(commands, epochs=10, batch_size=32)
+
+    Classes are the subfolders in sorted order, numbered from 0. Samples are between −1 and 1; channels are averaged. In
+    training, longer sounds are cropped and shorter ones padded with silence at random positions; in
+    evaluation both are centred. Randomness depends only on the trainer's seed, the epoch and the index of the
+    file, so a resumed run repeats it.
+
+    Args:
+        path: the folder. Without subfolders, its sounds have no labels (for ``predict``).
+        rate: samples per second; by default that of the model (:func:`log_mel`), or of the first file.
+            Files with other rates are resampled by SciPy.
+        seconds: duration of a sound; by default that of the model's input.
+        augment: augmentation in training: ``"spec_augment"``,
+            ``gradgraph.augment.spec_augment(time_masks=1)``, or a function of float32 [samples] and a
+            random generator that returns an array of the same shape and type; or a list of these.
+        threads: number of reading threads; by default one per core, at most 8.
+
+    Raises:
+        DataError: the folder does not exist, or a class has no sounds.
+    """
+    root = Path(path)
+    try:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        found = [_sounds_in(root / name) for name in classes] if classes else [_sounds_in(root)]
+    except OSError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); pass a folder of sounds") from None
+    if empty := [name for name, files in zip(classes, found, strict=False) if not files]:
+        raise DataError(f"the folders {listed(empty)} of '{shown(path)}' contain no sounds ({', '.join(SUFFIXES)}); "
+                        "add some, or remove the folders")  # fmt: skip
+    numbers = np.repeat(np.arange(len(found), dtype=np.int64), [len(files) for files in found])
+    where = f"'{shown(path)}'"
+    labels = {"": Labels(where, numbers, classes)} if classes else {}
+    files = [file for some in found for file in some]
+    return Sounds(where, files, labels, None, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
+
+
+def _augmentations(given: Augment | None) -> SoundAugmentations | None:
+    return None if given is None else SoundAugmentations(given)
+
+
+def _sounds_in(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+
+
+def _threads(given: int | None) -> int:
+    return given or min(8, os.cpu_count() or 1)
+
+
+@checked(path=TEXT.or_none(), label=TEXT.or_none(), root=PATH.or_none(), **KINDS)
+def table(
+    frame: Any,
+    path: str | None = None,
+    label: str | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    rate: int | None = None,
+    seconds: float | None = None,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> Sounds:
+    """Read WAV files listed in a table, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        calls = gg.sound.table("calls.csv", "file", "species", seconds=3.0)
+
+    Labels are matched by name with the model's classes. Integers are class numbers unless classes are named by these
+    integers; other numbers are regression values.
+
+    Args:
+        frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
+        path: the column of paths; by default the only one that names WAV files.
+        label: the label column; by default the one used in training, the one named like the target, ``label``, or the
+            only column besides the paths.
+        root: the base folder of relative paths; by default that of the table.
+        rate, seconds, augment, threads: as for :func:`folder`.
+
+    Raises:
+        DataError: the table or a column does not exist, or a row has no path.
+    """
+    if not is_table(frame) and not (PATH.fits(frame) and is_table_file(Path(frame))):
+        raise DataError(f"'{shown(frame)}' is not a table; pass a data frame, or the path of a .csv, .parquet, …")
+    read, where = (frame, "the table") if is_table(frame) else (read_table(Path(frame)), f"'{shown(frame)}'")
+    begins = Path(root) if root is not None else Path() if is_table(frame) else Path(frame).parent
+    names = columns_in(read)
+    for column in (path, label):
+        if column is not None and column not in names:
+            raise DataError(f"{where} has no column '{shown(column)}'{suggestion(column, names)}")
+    of_paths = path or _column_of_sounds(read)
+    if of_paths is None:
+        raise DataError(
+            f"exactly one column of {where} should contain paths of WAV files, but its columns are {listed(names)}",
+            remedy="pass the column: path='…'",
+            shell="add one column of paths",
+        )
+    paths = column_of(read, of_paths).tolist()
+    if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
+        row = row_at(odd, in_file=not is_table(frame))
+        raise DataError(f"the column '{shown(of_paths)}' of {where} has no path in {row}; add it, or drop the row")
+    written = written_in(frame)
+    columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
+    known = {name: labels for name, labels in columns.items() if labels is not None}
+    if label is not None and label not in known:
+        raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or drop those rows")
+    files = [begins / value for value in paths]
+    return Sounds(where, files, known, label, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
+
+
+def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
+    """Return a column as labels, or None if a value is missing."""
+    values = column_of(table, column)
+    if any(value is None or value != value for value in values.tolist()):
+        return None
+    own = None if written is None else column_of(written, column)
+    return Labels(f"the column '{shown(column)}' of {where}", values, written=own)

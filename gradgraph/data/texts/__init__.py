@@ -1,0 +1,1 @@
+"""Texts: tokenizers, tables of sentences, pairs, choices and tagged words."""

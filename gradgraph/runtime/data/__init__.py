@@ -1,1 +1,0 @@
-"""Conversion of user data to batches: arrays, tables, images, shards and datasets."""
