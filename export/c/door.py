@@ -21,6 +21,7 @@ from gradgraph.export.c.c_reading import refusal
 from gradgraph.export.c.program import C_TYPES, Tensor
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.models import to_proto
+from gradgraph.files.suffixes import check_suffix
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.folder import MANIFEST_FILE
@@ -88,10 +89,11 @@ def c(
     Raises:
         BuildError: an operator or a type has no C code, a size is open, or the program needs more than ``ram``.
         ModelError: the step or the model is damaged.
-        OutputError: the folder is not empty, or cannot be written.
+        OutputError: the folder is not empty, has the extension of a file format, or cannot be written.
     """
     if name and not is_identifier(name):
         raise ArgumentError(f"name must be a C identifier of at most 31 characters, not '{shown(name)}'")
+    check_suffix(folder)
     whole = dict(sizes or {})
     step = _step_of(source)
     if step is None:

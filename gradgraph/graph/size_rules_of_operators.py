@@ -122,6 +122,17 @@ def _concat(rules: Rules, node: ir.Node) -> None:
         registry.get("", "Concat", node.version or rules.opset)(rules, node)
 
 
+def _split(rules: Rules, node: ir.Node) -> None:
+    """The package takes computed parts to be equal."""
+    dims, parts = shapes.recorded_shape(node.inputs[0]), _numbers(rules, node, 1, "split")
+    if parts == [] or shapes.small_constant(input_at(node, 1)) is not None:
+        registry.get("", "Split", node.version or rules.opset)(rules, node)
+    elif dims is not None:
+        axis = node.attributes.get_int("axis", 0) % len(dims)
+        for out, part in zip(node.outputs, parts or [None] * len(node.outputs), strict=False):
+            rules.record(out, [*dims[:axis], part, *dims[axis + 1 :]])
+
+
 def _slice(rules: Rules, node: ir.Node) -> None:
     """The package takes computed axes and steps to be the defaults, and a size that is no number to reach the end."""
     x, out = node.inputs[0], node.outputs[0]
@@ -222,6 +233,7 @@ def _unique(rules: Rules, node: ir.Node) -> None:
 OWN: dict[str, Rule] = {
     **dict.fromkeys(("ConcatFromSequence", *shapes.ON_SEQUENCES), _sequence),
     "Slice": _slice,
+    "Split": _split,
     "Unique": _unique,
     "Concat": _concat,
     "Reshape": _reshape,

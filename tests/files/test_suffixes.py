@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from onnx import parser
 
@@ -28,6 +30,13 @@ ADAPTED = gg.lora(MODEL, "*", rank=2)
 
 def fit(path: Path) -> None:
     gg.Trainer(STEP, device="cpu").fit(arrays(32), checkpoint=path, progress=False)
+
+
+def run(**outputs: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(MODEL, Path(folder) / "m.onnx")
+        np.savez(Path(folder) / "data.npz", **arrays(32))
+        gg.train(gg.Run(Path(folder) / "m.onnx", data=Path(folder) / "data.npz", epochs=1, **outputs), progress=False)
 
 
 def history(path: Path) -> None:
@@ -58,6 +67,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "export.save_mistakes(path)": (mistakes, (".html",)),
     "export.save_required_operators(path)": (lambda path: export.save_required_operators(MODEL, path), (".config",)),
     "export.save_ort(folder)": (lambda path: export.save_ort(STEP, path), ()),
+    "export.c(folder)": (lambda path: export.c(STEP, path, sizes={"N": 2}), ()),
     "FlatWeights.save(path)": (lambda path: export.flat_weights(STEP).save(path), (".bin",)),
     "gg.finetune(out)": (tuned, ()),
     "surgery.save_adapter(folder)": (lambda path: surgery.save_adapter(ADAPTED, path), ()),
@@ -66,6 +76,8 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "Trainer.save(path)": (lambda path: gg.Trainer(STEP, device="cpu").save(path), (".ckpt", ".safetensors")),
     "Trainer.fit(checkpoint)": (fit, (".ckpt", ".safetensors")),
     "Step.save(folder)": (STEP.save, ()),
+    "gg.Run(checkpoint)": (lambda path: run(checkpoint=path), (".ckpt", ".safetensors")),
+    "gg.Run(out)": (lambda path: run(out=path), ()),
     "History.to_csv(path)": (history, (".csv",)),
 }  # fmt: skip
 READ = {"gg.image_folder(path)", "gg.shards(path)", "surgery.load_adapter(folder)", "extend.library(path)",
