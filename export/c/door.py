@@ -21,7 +21,7 @@ from gradgraph.export.c.c_reading import refusal
 from gradgraph.export.c.program import C_TYPES, Tensor
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.models import to_proto
-from gradgraph.files.suffixes import check_suffix
+from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.folder import MANIFEST_FILE
@@ -93,7 +93,7 @@ def c(
     """
     if name and not is_identifier(name):
         raise ArgumentError(f"name must be a C identifier of at most 31 characters, not '{shown(name)}'")
-    check_suffix(folder)
+    check_suffix(folder, FOLDER)
     whole = dict(sizes or {})
     step = _step_of(source)
     if step is None:
