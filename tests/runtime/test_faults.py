@@ -234,7 +234,7 @@ WRITERS = {
         "open",
         "write_bytes",
     },  # what onnxruntime's converter reads
-    "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
+    "gradgraph/files/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
     "cli/predictions.py": {"TemporaryDirectory", "open"},
