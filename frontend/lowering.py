@@ -22,6 +22,7 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.prune import needed
+from gradgraph.graph.shape_inference import shape_of
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
     builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:
         for value in node.outputs:
-            shapes.shape_of(value)
+            shape_of(value)
     parameters = [p for p in trace.initializers.values() if p in read]
     graph = ir.Graph(inputs, outputs, nodes=_with_constants(builder), opset_imports={"": shapes.OPSET}, name=name)
     for value in parameters:

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.export.c.c_lowering import lowered
-from gradgraph.export.c.c_memory import Plan, planned
+from gradgraph.export.c.c_memory import planned
 from gradgraph.export.c.c_names import identifiers
+from gradgraph.export.c.c_plan import Plan
 from gradgraph.export.c.c_reading import Reader, refusal, result
 from gradgraph.export.c.c_text import Text
 from gradgraph.export.c.program import Tensor

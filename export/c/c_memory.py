@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradgraph.export.c.c_plan import Plan, Statement
 from gradgraph.export.c.grouping import Group, grouped, in_place
 from gradgraph.export.c.program import Element, Map, Program, Repeat, Tensor
 from gradgraph.export.c.recomputing import recomputed, undo
@@ -27,44 +28,6 @@ MOST_ROUNDS = 6
 
 def aligned(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
-
-
-@dataclass(eq=False)
-class Statement:
-    """A group with what it reads and writes.
-
-    Attributes:
-        writes: tensors that other statements read, or results of the program.
-        safe: tensors that a result may replace: the loop reads them at the index that it writes.
-        body: the plan of a Scan's body.
-    """
-
-    group: Group
-    reads: set[Tensor]
-    writes: list[Tensor]
-    safe: set[Tensor]
-    body: Plan | None = None
-
-
-@dataclass
-class Plan:
-    """A program with everything decided.
-
-    Attributes:
-        direct: new states that are written over old ones: from the new tensor to the old one.
-        copies: new states that are copied to the old ones at the end.
-        offsets: the places of temporary tensors in the arena, in bytes.
-        arena: the size of the arena in bytes.
-        peak: the tensors alive when the arena is fullest, and the node that runs then; ``peak_at`` is its statement.
-    """
-
-    statements: list[Statement]
-    direct: dict[Tensor, Tensor]
-    copies: list[tuple[Tensor, Tensor]]
-    offsets: dict[Tensor, int]
-    arena: int
-    peak: tuple[str, list[Tensor]]
-    peak_at: int = 0
 
 
 def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:

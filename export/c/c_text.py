@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib import resources
 
-from gradgraph.export.c.c_memory import Plan, Statement
+from gradgraph.export.c.c_plan import Plan, Statement
 from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import Assemble, Call, Element, Repeat, Tensor

@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gradgraph.export.c.c_plan import Plan
 from gradgraph.export.c.program import Assemble, Call, Map, Operation, Program, Reduce, Repeat, Rows, Tensor, View
-
-if TYPE_CHECKING:
-    from gradgraph.export.c.c_memory import Plan
 
 _SLOW = re.compile("exp|log|pow|tan|erf|sin|cos|mod")
 LEAST_BYTES = 256

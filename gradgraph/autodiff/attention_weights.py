@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of, size_factors
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, size_factors
 
 _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators that windowed attention uses
 

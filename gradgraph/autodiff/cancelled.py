@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 
 Axes = frozenset[int]  # the axes along which a tensor may vary, as negative indices: −1 is the last axis
 

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.nodes import is_standard, made_by
-from gradgraph.graph.shapes import constant_of, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import constant_of
 from gradgraph.rules.patterns import MismatchError, need, some
 
 _BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # operators that restore an axis removed by a reduction

@@ -17,7 +17,8 @@ from gradgraph.autodiff.recompute import Differentiated, Segments, Written, reco
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.marks import COMPUTED
-from gradgraph.graph.shapes import shape_of, size_factors, size_of_name
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import size_factors, size_of_name
 from gradgraph.passes.normal.edit import nodes_of
 
 SQRT, ATTENTION = "sqrt", "attention"

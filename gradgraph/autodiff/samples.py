@@ -23,7 +23,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
-from gradgraph.graph.size_rules import is_generated
+from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 _SAMPLES = "samples"  # name of the batch dimension if the model has none

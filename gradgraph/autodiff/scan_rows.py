@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.shapes import Dim, Shape, record_shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import Dim, Shape, record_shape
 
 
 def scanned(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import carries
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules import containers, registry
 from gradgraph.rules.activation import gelu_gradient, normal_cdf
 from gradgraph.rules.elementwise import stepped_sign
@@ -55,7 +56,7 @@ def together(op_type: str) -> Callable[[Both], Both]:
 
 def known_dims(x: ir.Value | None) -> shapes.Shape | None:
     """Return the shape of a tensor if all sizes are numbers or names, else None."""
-    dims = shapes.shape_of(x) if x is not None and isinstance(x.type, ir.TensorType) else None
+    dims = shape_of(x) if x is not None and isinstance(x.type, ir.TensorType) else None
     return None if dims is None or None in dims else dims
 
 

@@ -42,7 +42,8 @@ from gradgraph.backends.static_facts import is_derived
 from gradgraph.graph.checks import has_bodies
 from gradgraph.graph.prune import is_wanted
 from gradgraph.graph.schemas import Signature, signature
-from gradgraph.graph.shapes import OPSET, Shape, is_static, shape_of, small_constant
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import OPSET, Shape, is_static, small_constant
 from gradgraph.graph.signatures import known_signature
 from gradgraph.rules.registry import attributes, key_of
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from gradgraph.graph.checks import DRAWING, has_bodies
 from gradgraph.graph.marks import mark_constant
-from gradgraph.graph.shapes import is_static, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import is_static
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.fold import fold_constants
 from gradgraph.passes.normal.sizes.infer import infer_shapes

@@ -12,7 +12,7 @@ from gradgraph.building.outputs import output_of, value_names
 from gradgraph.building.terms import Term
 from gradgraph.errors import Finding, shown
 from gradgraph.graph.builder import Builder, all_of
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.losses import class_axis
 
 

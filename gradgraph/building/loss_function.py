@@ -22,7 +22,7 @@ from gradgraph.frontend.trace import Trace, Value, op, tracing, wrap
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import DRAWING
 from gradgraph.graph.prune import needed
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import names_of
 
 LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | Mapping[str, Tensor]]"

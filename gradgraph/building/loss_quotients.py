@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import Dim, constant_of, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import Dim, constant_of
 
 _SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})  # the identity on a single number
 _TINY = 1e-5  # added to a divisor to keep it from 0

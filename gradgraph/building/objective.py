@@ -35,7 +35,7 @@ from gradgraph.files.model_metadata import Imitation, imitation_in
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
 from gradgraph.rivals.objects import library_of

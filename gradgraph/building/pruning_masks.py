@@ -10,7 +10,8 @@ import onnx_ir as ir
 from gradgraph.building.links import Link, Update, Weights
 from gradgraph.building.step_state import Slot, StepState
 from gradgraph.graph.builder import Var, all_of
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.graph.weight_layouts import layout_of
 from gradgraph.optim.pruning import Pruning
 from gradgraph.optim.transform import Vars

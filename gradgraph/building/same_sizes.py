@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.shared_sizes import COMPARED
 from gradgraph.graph.builder import Var
-from gradgraph.graph.shapes import record_shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import record_shape
 
 
 def named_sizes(graph: ir.Graph) -> frozenset[str]:

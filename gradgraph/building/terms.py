@@ -20,7 +20,7 @@ from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.losses import LOSSES
 
 OWN_LOSS = "none"  # the name, in manifests and on the command line, of loss=None: the model computes its own loss

@@ -42,7 +42,7 @@ from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer

@@ -22,7 +22,7 @@ from gradgraph.files.mapped import pieces_of
 from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.contained_paths import check_relative, is_inside, path_inside
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.surgery.language_models import USE_CACHE
 

@@ -10,7 +10,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import BuildError, DataError, shown
 from gradgraph.graph.builder import Builder
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.surgery.language_models import POSITIONS, SEGMENTS
 

@@ -22,6 +22,7 @@ from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import mark_constant
 from gradgraph.graph.scoped_names import scoped
+from gradgraph.graph.shape_inference import shape_of, source_of_open_rank
 from gradgraph.graph.shapes import OPSET, Shape
 from gradgraph.graph.signatures import FIXED_TYPES, Signature, signature
 
@@ -59,7 +60,7 @@ class Var:
     @property
     def shape(self) -> Shape | None:
         """The size of each axis: int if known, str if symbolic, None if unknown; None if the rank is unknown."""
-        return shapes.shape_of(self.value)
+        return shape_of(self.value)
 
     @property
     def rank(self) -> int:
@@ -448,7 +449,7 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 
 def _open_rank(value: ir.Value) -> ModelError:
     """Return the error for a value of unknown rank, which names the input or node where the rank is lost."""
-    source = shapes.source_of_open_rank(value)
+    source = source_of_open_rank(value)
     node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
     if node is None:
         return ModelError(f"{what}, as it has no shape in the file; add its shape")

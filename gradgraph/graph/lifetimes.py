@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import all_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 """Operators whose output shares the memory of their first input."""

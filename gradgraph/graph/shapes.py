@@ -6,11 +6,10 @@ the name occurs in a model) or ``None`` (unknown). ``None`` instead of the tuple
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,15 +25,6 @@ IR_VERSION = 10
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 Unknown = TypeVar("Unknown", int, None)
-
-_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference has failed and need not be repeated
-
-
-def shape_of(value: ir.Value | None) -> Shape | None:
-    """Return the recorded shape of ``value``, or the shape inferred through its producers, or None if unknown."""
-    if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
-        _infer_back(value)
-    return recorded_shape(value)
 
 
 def recorded_shape(value: ir.Value | None) -> Shape | None:
@@ -55,31 +45,6 @@ def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
     return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])
 
 
-def reset_inference(values: Iterable[ir.Value]) -> None:
-    """Make ``shape_of`` retry failed inference for each of ``values`` whose node now has an input of known shape."""
-    for value in values:
-        node = value.producer()
-        read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
-        if any(v.shape is not None for v in read):
-            value.meta.pop(_ASKED, None)
-
-
-def source_of_open_rank(value: ir.Value) -> ir.Value:
-    """Return the value at which the unknown rank of ``value`` originates, found by walking back."""
-    before: ir.Value | None = value
-    while before is not None:
-        value, node = before, before.producer()
-        read = [_measured(v) for v in node.inputs if v is not None] if node is not None else []
-        before = next((v for v in read if shape_of(v) is None), None)
-    return value
-
-
-def _measured(value: ir.Value) -> ir.Value:
-    """Return the tensor ``x`` if ``value`` is the result of ``Shape(x)``; otherwise ``value``."""
-    node = value.producer()
-    return node.inputs[0] or value if node is not None and node.op_type == "Shape" else value
-
-
 def as_dims(shape: ir.Shape) -> Shape:
     dims = shape.dims
     for d in dims:
@@ -91,19 +56,6 @@ def as_dims(shape: ir.Shape) -> Shape:
 def record_shape(value: ir.Value, shape: Shape | None) -> None:
     if shape is not None:
         value.shape = ir.Shape(shape)
-
-
-@contextlib.contextmanager
-def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
-    """Return a context in which the shapes of ``values`` may be changed; its end restores the recorded shapes."""
-    before = [(v, v.shape, _ASKED in v.meta) for v in values]
-    try:
-        yield
-    finally:
-        for value, shape, asked in before:
-            value.shape = shape
-            if not asked:
-                value.meta.pop(_ASKED, None)
 
 
 def is_static(shape: Iterable[object] | None) -> bool:
@@ -174,44 +126,11 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
 # --- inference, one node at a time ---------------------------------------------------------------
 
 
-def _infer_back(value: ir.Value) -> None:
-    """Infer ``value`` after all its producers of unknown shape (with a stack, not recursion)."""
-    stack = [value.producer()]
-    while stack:
-        node = stack[-1]
-        assert node is not None
-        waiting = [
-            v.producer()
-            for v in node.inputs
-            if v is not None and v.shape is None and v.producer() is not None and _ASKED not in v.meta
-        ]
-        if waiting:
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        infer_node(node)
-
-
-def infer_node(node: ir.Node) -> None:
-    """Record the output shapes and missing element types of a node, by ONNX's rules and then by our own."""
-    for out in node.outputs:
-        out.meta[_ASKED] = True
-    if is_elementwise(node):
-        shape = broadcast(*[recorded_shape(v) for v in operands(node)])
-        record_shape(node.outputs[0], shape)
-        return
-    if node.domain == "" and node.op_type in _LIKE_FIRST:
-        infer_beyond_onnx(node)
-        return
-    _infer_by_schema(node)
-    infer_beyond_onnx(node)
-
-
 def infer_beyond_onnx(node: ir.Node) -> None:
     """Record output shapes that ONNX's rules do not infer at any opset, such as shapes of sequence elements."""
     if node.domain != "":
         return
-    if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
+    if node.op_type in LIKE_FIRST and node.inputs[0] is not None:
         node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX has no rule for GroupNormalization
     if node.outputs[0].shape is not None:
         return
@@ -225,20 +144,12 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
     """Return the shape of the first output (of any output of a Split) by our own rules, or None if none applies."""
-    if node.op_type in _LIKE_FIRST:
+    if node.op_type in LIKE_FIRST:
         return given[0] if given else None
     if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
         return given[0][0] if given[0] else None, None, None, 2
     rank = _rank(node, given)
     return None if rank is None else (None,) * rank
-
-
-def _infer_by_schema(node: ir.Node) -> None:
-    from gradgraph.graph.size_rules import Rules
-
-    if any(v is not None and v.type is None for v in node.inputs):
-        return
-    Rules().infer_node(node)
 
 
 FAILURES = (  # raised by ONNX shape inference if it cannot infer a shape, or rejects the node
@@ -368,7 +279,7 @@ def operands(node: ir.Node) -> Sequence[ir.Value | None]:
     return node.inputs[:1] if node.op_type == "Clip" else node.inputs
 
 
-_LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
+LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 
 def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,16 +11,13 @@ from onnx_shape_inference import registry
 
 from gradgraph.graph import shapes
 from gradgraph.graph.nodes import input_at
+from gradgraph.graph.size_context import MOST_DATA, Context
 
-if TYPE_CHECKING:
-    from gradgraph.graph.size_rules import Rules
-
-Rule = Callable[["Rules", ir.Node], None]
-MOST_DATA = 64  # elements of a vector whose values are followed
+Rule = Callable[[Context, ir.Node], None]
 _FAR = 2**31 - 1  # as an end of a slice, the end of the axis
 
 
-def enter(rules: Rules, node: ir.Node) -> None:
+def enter(rules: Context, node: ir.Node) -> None:
     """Record what is known of the inputs of a body: types of the states of a Loop, also shapes of those of a Scan."""
     body = node.attributes["body"].as_graph()
     if node.op_type == "Loop":
@@ -44,7 +41,7 @@ def enter(rules: Rules, node: ir.Node) -> None:
             rules.set_shape(inner, rules.name_anonymous_dims_in_shape(ir.Shape(dims)))
 
 
-def _if(rules: Rules, node: ir.Node) -> None:
+def _if(rules: Context, node: ir.Node) -> None:
     bodies = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     for out, *results in zip(node.outputs, *(body.outputs for body in bodies), strict=False):
         kinds = [r.type for r in results if r.type is not None]
@@ -54,7 +51,7 @@ def _if(rules: Rules, node: ir.Node) -> None:
             rules.record(out, shape)
 
 
-def _loop(rules: Rules, node: ir.Node) -> None:
+def _loop(rules: Context, node: ir.Node) -> None:
     body, states = node.attributes["body"].as_graph(), len(node.inputs) - 2
     for i, (out, result) in enumerate(zip(node.outputs, body.outputs[1:], strict=False)):
         out.type = out.type or result.type
@@ -74,7 +71,7 @@ def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
     return inputs[i] if i < len(inputs) else None
 
 
-def _resize(rules: Rules, node: ir.Node) -> None:
+def _resize(rules: Context, node: ir.Node) -> None:
     """The package multiplies exactly, and rounds down where one scale is chosen for all axes."""
     dims = shapes.recorded_shape(node.inputs[0])
     if dims is None:
@@ -103,14 +100,14 @@ def _proportional(node: ir.Node, dims: Sequence[shapes.Dim], sizes: Sequence[Any
     return [int(np.floor(scale * n + 0.5)) for n in known]
 
 
-def _squeeze(rules: Rules, node: ir.Node) -> None:
+def _squeeze(rules: Context, node: ir.Node) -> None:
     """Without axes, an axis of unknown size is removed if that happens to be 1, so even the rank is unknown."""
     axes = _numbers(rules, node, 1, "axes")
     if axes or (axes == [] and shapes.is_static(shapes.recorded_shape(node.inputs[0]))):
         registry.get("", "Squeeze", node.version or rules.opset)(rules, node)
 
 
-def _concat(rules: Rules, node: ir.Node) -> None:
+def _concat(rules: Context, node: ir.Node) -> None:
     """The package creates a name for each element of a vector."""
     dims = [shapes.recorded_shape(v) for v in node.inputs]
     if any(length > MOST_DATA for d in dims if d and len(d) == 1 for length in shapes.known_sizes(d)):
@@ -122,7 +119,7 @@ def _concat(rules: Rules, node: ir.Node) -> None:
         registry.get("", "Concat", node.version or rules.opset)(rules, node)
 
 
-def _split(rules: Rules, node: ir.Node) -> None:
+def _split(rules: Context, node: ir.Node) -> None:
     """The package takes computed parts to be equal."""
     dims, parts = shapes.recorded_shape(node.inputs[0]), _numbers(rules, node, 1, "split")
     if parts == [] or shapes.small_constant(input_at(node, 1)) is not None:
@@ -133,7 +130,7 @@ def _split(rules: Rules, node: ir.Node) -> None:
             rules.record(out, [*dims[:axis], part, *dims[axis + 1 :]])
 
 
-def _slice(rules: Rules, node: ir.Node) -> None:
+def _slice(rules: Context, node: ir.Node) -> None:
     """The package takes computed axes and steps to be the defaults, and a size that is no number to reach the end."""
     x, out = node.inputs[0], node.outputs[0]
     dims = None if x is None else shapes.recorded_shape(x)
@@ -164,7 +161,7 @@ def _slice(rules: Rules, node: ir.Node) -> None:
 _SLICED = ("starts", "ends", "axes", "steps")
 
 
-def _numbers(rules: Rules, node: ir.Node, i: int, name: str = "") -> list[Any] | None:
+def _numbers(rules: Context, node: ir.Node, i: int, name: str = "") -> list[Any] | None:
     """Return the numbers in an attribute or at input ``i``: none without either; None if they are computed."""
     value = input_at(node, i)
     given = node.attributes.get_ints(name) if name else None
@@ -179,7 +176,7 @@ def _sliced(size: shapes.Dim, start: Any, end: Any, step: Any) -> shapes.Dim:
     return size if (start == 0 and step == 1 and to_end) or reversed_whole else None
 
 
-def _reshape(rules: Rules, node: ir.Node) -> None:
+def _reshape(rules: Context, node: ir.Node) -> None:
     """Reshape without sympy, as most models do; the package loses the type if the length of the sizes is unknown."""
     x, out = node.inputs[0], node.outputs[0]
     dims, sizes = shapes.recorded_shape(x), shapes.recorded_shape(input_at(node, 1))
@@ -199,7 +196,7 @@ def _reshape(rules: Rules, node: ir.Node) -> None:
         rules.set_symbolic_value(out, data)
 
 
-def _flatten(rules: Rules, node: ir.Node) -> None:
+def _flatten(rules: Context, node: ir.Node) -> None:
     dims = shapes.recorded_shape(node.inputs[0])
     if dims is not None:
         axis = node.attributes.get_int("axis", 1)
@@ -207,7 +204,7 @@ def _flatten(rules: Rules, node: ir.Node) -> None:
         rules.record(node.outputs[0], [rules.quotient(side, ()) for side in sides])
 
 
-def _sequence(rules: Rules, node: ir.Node) -> None:
+def _sequence(rules: Context, node: ir.Node) -> None:
     """The package infers no sizes of elements: those that all elements share are recorded."""
     registry.get("", node.op_type, node.version or rules.opset)(rules, node)
     given, out = [shapes.recorded_shape(v) for v in node.inputs], node.outputs[0]
@@ -220,7 +217,7 @@ def _sequence(rules: Rules, node: ir.Node) -> None:
         out.shape = ir.Shape(shared)
 
 
-def _unique(rules: Rules, node: ir.Node) -> None:
+def _unique(rules: Context, node: ir.Node) -> None:
     """The package forgets the other axes."""
     dims, axis = shapes.recorded_shape(node.inputs[0]), node.attributes.get_int("axis", None)
     counted = None if axis is None or dims is None else axis % len(dims)

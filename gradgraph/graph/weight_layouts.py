@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import all_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes
 
 _RECORDED = "gradgraph.layout"  # key in the meta of a value
 _SAME = frozenset({"Cast", "CastLike", "DequantizeLinear", "Identity", "QuantizeLinear", "Slice", "Split"})

@@ -30,7 +30,8 @@ from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import is_marked_constant, mark_precision
 from gradgraph.graph.schemas import signature
-from gradgraph.graph.shapes import OPSET, constant_of, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import OPSET, constant_of
 from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS, Precision
 from gradgraph.passes.normal.edit import graph_of, names_of, replace_value
 

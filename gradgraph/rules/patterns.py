@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.marks import is_for_precision, is_marked_constant
 from gradgraph.graph.nodes import is_standard, made_by
+from gradgraph.graph.shape_inference import shape_of
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
@@ -94,4 +95,4 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
     """Raise MismatchError if the last node's output has more axes than ``x``, added by a constant."""
-    need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))
+    need(len(some(shape_of(some(x)))) == len(some(shape_of(walk.last.outputs[0]))))

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.recurrent_activations import KINDS, Activation, activations
 
 INT64 = ir.DataType.INT64
@@ -105,7 +106,7 @@ class Direction:
         slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
         body = op.graph([*carried, *slices], write)
         for y in body.outputs:  # onnxruntime requires the ranks of these
-            shapes.record_shape(y, shapes.shape_of(y) or MATRIX)
+            shapes.record_shape(y, shape_of(y) or MATRIX)
         flip = int(self.backwards != against)
         results = op.Scan(
             *states,

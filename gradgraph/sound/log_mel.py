@@ -14,7 +14,7 @@ from gradgraph.arguments import FINITE, FLAG, PATH, TEXT, WHOLE, Kind, checked, 
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.sound.mel_filters import CONVENTIONS, Convention, bases, filters
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operation import Path, Result, closed, forget_sizes_behind, opened

@@ -29,7 +29,7 @@ from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.contained_paths import path_inside
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested

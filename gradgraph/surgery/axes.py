@@ -12,6 +12,7 @@ from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
 from gradgraph.graph import shapes
+from gradgraph.graph.shape_inference import infer_node, shape_of
 from gradgraph.passes.normal import normalise
 from gradgraph.surgery.operation import (
     Path,
@@ -113,7 +114,7 @@ def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
             sizes = [None if v is None else before.get(v.name or "") for v in (original.inputs[0], original.outputs[0])]
             for model, one in ((work, original), (normal, node)):
                 follow(model, one, node, sizes)
-        shapes.infer_node(node)
+        infer_node(node)
 
 
 # the model to change, its node, that node in the normal form, and the old sizes of its first input and its output
@@ -126,7 +127,7 @@ def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[sha
     A computed target shape is not changed. The symbolic sizes of the output are recorded.
     """
     source, result = known.inputs[0], known.outputs[0]
-    dims = shapes.shape_of(source)
+    dims = shape_of(source)
     read, made = sizes
     if dims is None or not shapes.is_static(read) or not shapes.is_static(made):
         return
@@ -174,7 +175,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Expand inputs of a Concat from size 1 to the symbolic size that other inputs have on the same axis."""
-    parts = [shapes.shape_of(v) for v in known.inputs]
+    parts = [shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):
         partner = next((i for i, p in enumerate(parts) if p is not None and axis in _open_ones(p)), None)
@@ -199,12 +200,12 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
     model.graph.insert_before(node, [shape, size, target, wide])
     node.replace_input_with(position, wide.outputs[0])
     for new in (shape, size, target, wide):
-        shapes.infer_node(new)
+        infer_node(new)
 
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Remove zero initial states of a recurrent node, which have a fixed size and are the default."""
-    dims = shapes.shape_of(known.inputs[0])
+    dims = shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return
     for position in (5, 6):

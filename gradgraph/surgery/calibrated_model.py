@@ -23,7 +23,7 @@ from gradgraph.files.external import is_external
 from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.files.mapped import forget_pages
 from gradgraph.graph.quantisers import Quantiser
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import attributes, replace_value
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights, proto_and_weights
 from gradgraph.runtime.execution.session import (

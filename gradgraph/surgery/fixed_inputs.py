@@ -10,7 +10,8 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
-from gradgraph.graph.shapes import all_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes
 from gradgraph.passes.normal.spelling.branches import take_known_branches
 from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.surgery.operation import Path, Result, add_weight, clear_away, closed, opened

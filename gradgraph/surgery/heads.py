@@ -12,7 +12,8 @@ from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.data.record.data_names import NAMES_KEY, DataNames
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source
-from gradgraph.graph.shapes import is_static, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import is_static
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import DOMAINS, Layer, drawn, layer_at, stored

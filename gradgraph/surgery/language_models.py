@@ -26,7 +26,7 @@ from gradgraph.arguments import FLAG, NAMES, PATH, Kind, as_names, checked, matc
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32

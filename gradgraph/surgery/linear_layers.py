@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import all_sizes, known_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes, known_sizes
 from gradgraph.graph.weight_layouts import layout_at
 from gradgraph.passes.normal.edit import next_free
 from gradgraph.passes.normal.weights.places import module_of

@@ -12,7 +12,7 @@ from gradgraph.arguments import FLAG, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError, DataError, shown
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.opsets.opset import convert_below
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of

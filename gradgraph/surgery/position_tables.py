@@ -15,7 +15,7 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Var
 from gradgraph.graph.checks import describe
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.surgery.operation import numbers_of
 

@@ -14,7 +14,8 @@ from gradgraph.files.model_metadata import Imitation, write_imitation
 from gradgraph.files.models import Source
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.marks import TEACHER, TEACHERS
-from gradgraph.graph.shapes import OPSET, clash, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import OPSET, clash
 from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
 from gradgraph.errors import DataError, GradgraphError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.graph.weight_layouts import layouts
 from gradgraph.passes.normal.weights.verdicts import judge_weights, verdicts
 from gradgraph.runtime.saved.partial import OfModel, Stored, read_values

@@ -121,7 +121,7 @@ EQUIVALENT: dict[str, str] = {
     "norm.has_few: x.shape is not None and": _TWICE,
     "random.dropout: op.cast(ratio": _ALIKE,
     "recurrent_layer.Direction.scan: None if s.shape": _FACTS,
-    "recurrent_layer.Direction.scan: shapes.shape_of(y) or": _FACTS,
+    "recurrent_layer.Direction.scan: shape_of(y) or": _FACTS,
     "recurrent_layer._value: shape or MATRIX": _FACTS,
     "recurrent_layer.Cell._directions: X is not None and": "they are always there",
     "recurrent_layer.Cell._directions: 0.0  ->  1.0": "any number is masked; padding may hold others",

@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 NUMBERS = {"two": [0], "rows": [6, -1], "columns": [-1, 4], "thirds": [3, 1], "halves": [2, 2]}

@@ -87,7 +87,7 @@ def test_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = json.loads(shell(OURS[4].format(**words))[0])["scores"]
     shell(OURS[5].format(**words))
     predicted = npz("predictions.npz")
-    (logits,) = (predicted[name] for name in predicted.files if predicted[name].shape == (len(parts[2]), 10))
+    (logits,) = (array for array in predicted.values() if array.shape == (len(parts[2]), 10))
     assert scores["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == y[parts[2]]))
     shell(OURS[6].format(**words))
     session = ort.InferenceSession("best.onnx", providers=["CPUExecutionProvider"])

@@ -15,6 +15,7 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.registry import attributes, case, real
 
 SHORTEST_ROW, FEWEST_MOVED = 16, 1 << 17  # minimum elements of a row and of the tensor
@@ -77,8 +78,8 @@ def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
     while part is not None and (node := part.producer()) is not None and node.domain == "":
         whole = node.inputs[0]
         if node.op_type == "Split":
-            dims = shapes.shape_of(whole)
-            lengths = [(shapes.shape_of(y) or (None,))[-1] for y in node.outputs]
+            dims = shape_of(whole)
+            lengths = [(shape_of(y) or (None,))[-1] for y in node.outputs]
             known = shapes.known_sizes((*lengths, *(dims or (None,))[-1:]))
             if whole is None or dims is None or len(known) <= len(lengths):
                 return None

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Var, all_of
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, key_of

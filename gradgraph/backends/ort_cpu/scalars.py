@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph import shapes
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, graph_of, nodes_of
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu")
@@ -23,7 +24,7 @@ def reshape_numbers(model: ir.Model) -> None:
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:
         rank = _rank_of_columns(node)
         for i, x in enumerate(node.inputs):
-            if rank and x is not None and shapes.is_number(shapes.shape_of(x), rank - 1):
+            if rank and x is not None and shapes.is_number(shape_of(x), rank - 1):
                 key = x, rank, graph_of(node)
                 if key not in raised:
                     raised[key] = editor.op.Reshape(editor.op.wrap(x), [1] * rank).value
@@ -33,8 +34,8 @@ def reshape_numbers(model: ir.Model) -> None:
 
 def _rank_of_columns(node: ir.Node) -> int:
     """Return the rank of an output that has the shape of an input and a last axis of size 1; else 0."""
-    y = shapes.shape_of(node.outputs[0])
+    y = shape_of(node.outputs[0])
     if y is None or len(y) < 2 or y[-1] != 1:
         return 0
-    known = None not in y and any(shapes.shape_of(x) == y for x in node.inputs if x is not None)
+    known = None not in y and any(shape_of(x) == y for x in node.inputs if x is not None)
     return len(y) if known else 0

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.stages import stages
 from gradgraph.graph.builder import all_of
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal.edit import Editor, discard
 from gradgraph.rules.registry import attributes
 

@@ -22,7 +22,8 @@ from gradgraph.backends.ort_native.strided import spreads
 from gradgraph.backends.stages import stages
 from gradgraph.graph.nodes import read_once
 from gradgraph.graph.prune import detach, prune
-from gradgraph.graph.shapes import Shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import Shape
 from gradgraph.rules.registry import key_of
 
 Shapes: TypeAlias = Mapping[ir.Node, Shape]  # types and shapes of eligible nodes

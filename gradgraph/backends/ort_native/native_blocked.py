@@ -7,7 +7,7 @@ from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.graph.builder import Builder, Written
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.machine.hardware import nchwc_block
 
 WITH_NATIVE = BlockedForms(extends=STOCK)

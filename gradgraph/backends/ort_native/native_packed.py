@@ -12,7 +12,7 @@ from gradgraph.backends.ort_cpu.packed_products import StoredProduct, Writer, st
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_operators import kernel
 from gradgraph.graph.builder import Var
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor
 
 UNIT = 16  # the kernel requires a multiple of this many numbers per scale (``kUnit``)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import is_order
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph import shapes
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.registry import attributes
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -73,7 +74,7 @@ Move: TypeAlias = Callable[[Strided], "Strided | None"]
 
 def sizes_of(value: ir.Value | None) -> Sizes | None:
     """Return the shape of ``value`` if it is fully known and has no axis of size 0; else None."""
-    shape = shapes.shape_of(value)
+    shape = shape_of(value)
     sizes = tuple(d for d in shapes.known_sizes(shape) if d > 0)
     return sizes if shape is not None and len(sizes) == len(shape) else None
 

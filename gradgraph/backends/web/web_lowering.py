@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.after import after, turn_after
 from gradgraph.backends.backend import Lowering
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.backends.backend import Lowering
 from gradgraph.backends.shared_forms import TRAINING
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 
 Dim = int | str | None
 

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import is_standard
-from gradgraph.graph.shapes import Shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import Shape
 from gradgraph.rules.broadcasting import unbroadcast
 from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.linalg import product_gradients, transposed

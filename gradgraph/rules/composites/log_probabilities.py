@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.patterns import Walk, need, some
 from gradgraph.rules.registry import Gradients, attributes, case, integers, point, positive, real
@@ -19,7 +19,7 @@ def find_picked(walk: Walk) -> Found:
     """Find a GatherElements that reads one log-probability per row of a LogSoftmax, along its axis."""
     log_p, places = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
-    size, chosen = shapes.shape_of(some(log_p)), shapes.shape_of(some(places))
+    size, chosen = shape_of(some(log_p)), shape_of(some(places))
     axis = attributes(softmax)["axis"] % len(some(size))
     one_each = [1 if i == axis else d for i, d in enumerate(some(size))]
     need(attributes(walk.last)["axis"] % len(one_each) == axis and None not in some(chosen))
@@ -56,7 +56,7 @@ def find_likelihood(walk: Walk) -> Found:
     """Find a NegativeLogLikelihoodLoss of a LogSoftmax over the classes."""
     log_p, *others = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
-    need(attributes(softmax)["axis"] % len(some(shapes.shape_of(some(log_p)))) == 1)
+    need(attributes(softmax)["axis"] % len(some(shape_of(some(log_p)))) == 1)
     target, w = (*others, None)[:2]
     return Found((softmax.inputs[0], target, w), (log_p,), attributes(walk.last))
 

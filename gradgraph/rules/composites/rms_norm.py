@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import constant_of, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import constant_of
 from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.patterns import Walk, need, need_one_rank, number_of, some

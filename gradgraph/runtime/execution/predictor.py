@@ -13,7 +13,8 @@ from gradgraph.data.record.specs import TensorSpec, dtype_name
 from gradgraph.data.sources.in_order import Ordered
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.float16_weights import STORED
-from gradgraph.graph.shapes import as_dims, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import as_dims
 from gradgraph.runtime.execution.frozen_weights import computes_with_weights, proto_and_weights
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.node_order import in_good_order

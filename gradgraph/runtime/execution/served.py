@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.data.preprocess.column_nodes import call_classes, put_before
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.runtime.execution.scores import scores_of
 
 

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from gradgraph.files.model_metadata import adapters_in
 from gradgraph.graph.nodes import input_at
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gradgraph as gg
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal import normalise
 from tests.kit.running import run
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import gradgraph.rules.families  # noqa: F401  (fills the registry)
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import subgraphs
-from gradgraph.graph.size_rules import is_generated
+from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal import normalise
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Rule

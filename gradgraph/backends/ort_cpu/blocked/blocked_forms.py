@@ -27,7 +27,8 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.graph.builder import Builder, Var, Written
-from gradgraph.graph.shapes import is_number, is_static, shape_of, sizes_or
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import is_number, is_static, sizes_or
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.passes.normal.simplifying.peepholes import same_dims
 from gradgraph.rules.named_operators import DOMAIN

@@ -23,7 +23,8 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.ort_cpu.conv.conv_fusions import fuse_into_convolutions
 from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.graph.prune import prune
-from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal.edit import Editor
 
 _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides of the cut

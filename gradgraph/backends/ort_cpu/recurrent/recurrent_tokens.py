@@ -22,7 +22,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import is_static, known_sizes, record_shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import is_static, known_sizes, record_shape
 from gradgraph.passes.normal.edit import discard
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 

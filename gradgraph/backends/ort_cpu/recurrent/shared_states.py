@@ -23,7 +23,8 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Layout, layout_of
 from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens, tokens_of
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.shapes import all_sizes, record_shape, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes, record_shape
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS, arguments
 from gradgraph.rules.recurrent_layer import END, Direction

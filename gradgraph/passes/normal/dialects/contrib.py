@@ -16,8 +16,9 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import describe
-from gradgraph.graph.shapes import OPSET, as_dims, shape_of
-from gradgraph.graph.size_rules import is_generated
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import OPSET, as_dims
+from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
 from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import infer_types

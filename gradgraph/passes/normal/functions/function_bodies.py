@@ -20,7 +20,7 @@ from gradgraph.graph.shapes import (
     shape_of_type,
     types_by_schema,
 )
-from gradgraph.graph.size_rules import better
+from gradgraph.graph.size_context import better
 from gradgraph.passes.normal.functions.inline import instantiate
 
 

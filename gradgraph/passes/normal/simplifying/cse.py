@@ -25,7 +25,8 @@ from gradgraph.graph.builder import FAN_OUT
 from gradgraph.graph.checks import DRAWING, has_bodies
 from gradgraph.graph.marks import is_detached, is_marked_constant, precision_role
 from gradgraph.graph.nodes import made_by
-from gradgraph.graph.size_rules import is_generated
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.edit import graphs_of, nodes_of, replace_value
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
@@ -153,7 +154,7 @@ def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
     """Return the sizes that a Shape node outputs, or None unless each is a number or a name that the model declares."""
-    dims = shapes.shape_of(node.inputs[0])
+    dims = shape_of(node.inputs[0])
     if dims is None:
         return None
     asked = dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end")]

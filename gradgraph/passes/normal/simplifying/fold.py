@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.prune import prune_graph
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import FOLD_LIMIT
 from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_reshape
@@ -127,7 +128,7 @@ def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str,
 
 
 def _known_sizes(node: ir.Node) -> np.ndarray | None:
-    dims = shapes.shape_of(node.inputs[0])
+    dims = shape_of(node.inputs[0])
     if dims is None:
         return None
     if node.op_type == "Size":
@@ -152,7 +153,7 @@ def _moved(
 
 
 def _unknown(value: ir.Value | None) -> np.ndarray | None:
-    shape = shapes.shape_of(value)
+    shape = shape_of(value)
     if shape is None or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] > FOLD_LIMIT:
         return None
     return np.full(shape[0], None, object)

@@ -26,6 +26,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import input_at, inputs_of, made_by, read_once, source_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import Shape
 from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
 
@@ -44,7 +45,7 @@ def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites(*_RESHAPINGS)
 def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
-    x, target = inputs_of(node)[0], _as_target(shapes.shape_of(node.outputs[0]))
+    x, target = inputs_of(node)[0], _as_target(shape_of(node.outputs[0]))
     first = source_of(x, *_RESHAPINGS)
     if first is None or target is None or not read_once(x, node):
         return None
@@ -54,7 +55,7 @@ def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Expand", "Tile")
 def _repeats_nothing(op: Builder, node: ir.Node) -> Var | None:
     x, times = inputs_of(node)
-    numbers, dims = shapes.constant_of(times), shapes.shape_of(x)
+    numbers, dims = shapes.constant_of(times), shape_of(x)
     if numbers is None or dims is None or len(numbers) > len(dims):
         return op.wrap(x) if same_dims(x, node.outputs[0]) else None
     pairs = zip(reversed(numbers), reversed(dims), strict=False)
@@ -108,7 +109,7 @@ def _as_target(dims: Shape | None) -> np.ndarray | None:
 @rewrites("Transpose")
 def _moves_ones(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
-    dims, target = shapes.shape_of(x), _as_target(shapes.shape_of(node.outputs[0]))
+    dims, target = shape_of(x), _as_target(shape_of(node.outputs[0]))
     perm = node.attributes.get_ints("perm")
     if dims is None or target is None or perm is None:
         return None
@@ -119,10 +120,10 @@ def _moves_ones(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Reshape")
 def _known_target(op: Builder, node: ir.Node) -> Var | None:
     x, given = inputs_of(node)
-    target = _as_target(shapes.shape_of(node.outputs[0]))
+    target = _as_target(shape_of(node.outputs[0]))
     if target is None or shapes.constant_of(given) is not None:
         return None
-    if -1 in target and shapes.all_sizes(shapes.shape_of(x) or (None,)) is not None:
+    if -1 in target and shapes.all_sizes(shape_of(x) or (None,)) is not None:
         return None  # the size follows from ``x``, so this Reshape checks that the computed size is equal
     return op.Reshape(op.wrap(x), target)
 
@@ -155,7 +156,7 @@ def _span(value: ir.Value) -> _Span | None:
     if node is None or not _pads_zeros(node):
         return None
     x, pads = inputs_of(node)[0], shapes.constant_of(node.inputs[1])
-    dims = shapes.shape_of(x)
+    dims = shape_of(x)
     axes = shapes.constant_of(node.inputs[3]) if len(node.inputs) > 3 else range(len(dims or ()))
     if dims is None or pads is None or axes is None or (pads < 0).any():
         return None
@@ -230,7 +231,7 @@ def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
 @rewrites(*_REDUCTIONS)
 def _over_ones(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
-    axes, dims = shapes.constant_of(input_at(node, 1)), shapes.shape_of(x)
+    axes, dims = shapes.constant_of(input_at(node, 1)), shape_of(x)
     if axes is None or not axes.size or dims is None or any(dims[int(a)] != 1 for a in axes):
         return None
     return op.wrap(x) if node.attributes.get_int("keepdims", 1) else op.Squeeze(op.wrap(x), axes)
@@ -242,7 +243,7 @@ def _squeezed_reduction(op: Builder, node: ir.Node) -> Var | None:
     inner = made_by(value, *_REDUCTIONS)
     if inner is None or not read_once(value, node):
         return None
-    dims, axes = shapes.shape_of(inner.inputs[0]), shapes.constant_of(input_at(inner, 1))
+    dims, axes = shape_of(inner.inputs[0]), shapes.constant_of(input_at(inner, 1))
     if dims is None or axes is None or not axes.size or squeezed is None:
         return None
     reduced = {int(a) % len(dims) for a in axes}

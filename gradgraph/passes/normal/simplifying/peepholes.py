@@ -35,6 +35,7 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_constant
 from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, read_once, source_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
@@ -323,7 +324,7 @@ def _few_elements(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Expand")
 def _no_elements(op: Builder, node: ir.Node) -> Var | None:
-    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.all_sizes(shapes.shape_of(node.outputs[0]))
+    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.all_sizes(shape_of(node.outputs[0]))
     if dtype is None or dims is None or 0 not in dims:
         return None
     if np.prod([float(d) for d in dims if d]) > _NUMPY_ELEMENTS:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import inputs_of, made_by, read_once, source_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs, rewrites
 
 
@@ -40,7 +41,7 @@ def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
     x = source_of(batch, "Reshape")
     if x is None or not read_once(back, node):
         return None
-    before, flat, after = shapes.shape_of(x), shapes.shape_of(batch), shapes.shape_of(node.outputs[0])
+    before, flat, after = shape_of(x), shape_of(batch), shape_of(node.outputs[0])
     if before is None or flat is None or after is None or len(before) < 3 or None in before:
         return None
     same_matrices = before[-2:] == flat[-2:] and len(flat) > 2

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.nodes import input_at, is_standard
-from gradgraph.graph.shapes import all_sizes, constant_of, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes, constant_of
 from gradgraph.passes.normal.edit import Editor, calls_of
 
 _MOVING = frozenset({"Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import Dim
-from gradgraph.graph.size_rules import better, is_generated
+from gradgraph.graph.size_context import better, is_generated
 
 
 def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
@@ -23,7 +24,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
        name.
     3. A target with one unknown entry and otherwise positive numbers becomes a constant with -1 for the unknown entry.
     """
-    dims, output = shapes.shape_of(node.inputs[0]), node.outputs[0]
+    dims, output = shape_of(node.inputs[0]), node.outputs[0]
     zero_copies = not node.attributes.get_int("allowzero", 0)
     if 0 in target and (not zero_copies or dims is None):
         return False
@@ -60,7 +61,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
     """Record each size in ``dims`` that ``better`` prefers to the recorded size; return True if there were any."""
-    old = shapes.shape_of(value) or (None,) * len(dims)
+    old = shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False
     dims = [None if is_generated(d) else d for d in dims]  # the next inference would drop generated names

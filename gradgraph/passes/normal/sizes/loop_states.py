@@ -15,8 +15,9 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.nodes import is_standard, made_by
+from gradgraph.graph.shape_inference import assumptions, infer_node, shape_of
 from gradgraph.graph.shapes import Dim, Shape
-from gradgraph.graph.size_rules import is_generated
+from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.edit import calls_of
 
 _ROUNDS = 4  # attempts per loop, each with the sizes that changed made unknown; after that all stay unknown
@@ -103,11 +104,11 @@ class _Proofs:
         before = self._known_of(initial)
         if before == _EMPTY:
             return _EMPTY
-        return _with_names(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
+        return _with_names(before, shape_of(entering), f"{scope}.{entering.name}")
 
     def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
         """Return the shapes of the states after an iteration that starts with ``states``."""
-        with shapes.assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
+        with assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
             for x, shape in zip(body.inputs[2:], states, strict=True):
                 x.shape = None
                 self._assume(x, shape)
@@ -128,7 +129,7 @@ class _Proofs:
             recorded = [y.shape for y in node.outputs]
             for y in node.outputs:
                 y.shape = None
-            shapes.infer_node(node)
+            infer_node(node)
             for y, old in zip(node.outputs, recorded, strict=True):
                 y.shape = old if y.shape is None else y.shape
             return
@@ -138,7 +139,7 @@ class _Proofs:
             self._assume(y, shape)
 
     def _branch(self, branch: ir.Graph) -> list[Shape | None]:
-        with shapes.assumptions(y for node in branch for y in node.outputs):
+        with assumptions(y for node in branch for y in node.outputs):
             for node in branch:
                 self._infer(node)
             found = [self._known_of(y) for y in branch.outputs]
@@ -154,7 +155,7 @@ class _Proofs:
 
     def _known_of(self, value: ir.Value | None) -> Shape | None:
         empty = value in self._empty or made_by(value, "SequenceEmpty") is not None
-        return _EMPTY if empty else shapes.shape_of(value)
+        return _EMPTY if empty else shape_of(value)
 
 
 def _captured(body: ir.Graph) -> list[ir.Value]:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.size_rules_of_operators import place_of_scales, scaled_size
 from gradgraph.passes.normal.edit import Editor, attributes
 
@@ -56,7 +57,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
     """Return the output size of each resized axis if ONNX miscounts one and all scales are ratios of whole sizes."""
-    dims = shapes.shape_of(node.inputs[0])
+    dims = shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)
     if dims is None or scales is None or attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.shapes import Shape
-from gradgraph.graph.size_rules import better
+from gradgraph.graph.size_context import better
 from gradgraph.passes.normal.edit import Editor, calls_of, emptied, nodes_of
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 

@@ -11,6 +11,7 @@ from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
 from gradgraph.graph.nodes import input_at
 from gradgraph.graph.schemas import default_attributes, schema_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import OPSET
 
 _WINDOWED = frozenset({"ConvInteger", "DeformConv", "MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"})
@@ -51,7 +52,7 @@ def _write_window(node: ir.Node, known: Container[str]) -> None:
         node.attributes.setdefault("kernel_shape", ir.AttrInt64s("kernel_shape", kernel))
     rank = len(kernel) if kernel is not None else spatial_rank(node)
     if node.op_type == "Col2Im":
-        axes = (shapes.shape_of(node.inputs[1]) or (None,))[0]
+        axes = (shape_of(node.inputs[1]) or (None,))[0]
         rank = axes if isinstance(axes, int) else None
     if rank is None:
         return
@@ -64,10 +65,10 @@ def _kernel(node: ir.Node) -> list[int] | None:
     given = node.attributes.get_ints("kernel_shape")
     if given is not None or node.op_type not in _WITH_WEIGHT:
         return None if given is None else list(given)
-    shape = shapes.shape_of(input_at(node, 1))
+    shape = shape_of(input_at(node, 1))
     return None if shape is None or len(shape) < 2 else shapes.all_sizes(shape[2:])
 
 
 def spatial_rank(node: ir.Node) -> int | None:
     """Return the number of spatial axes of a convolution or pool; None if the ranks of inputs 0 and 1 are unknown."""
-    return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shapes.shape_of(v)) is not None), None)
+    return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shape_of(v)) is not None), None)

@@ -12,6 +12,7 @@ from gradgraph.errors import ModelError
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of, is_wanted
 from gradgraph.passes.normal.spelling.defaults import spatial_rank, write_defaults
 
@@ -79,7 +80,7 @@ def _window(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _spatial_sizes(node: ir.Node) -> list[shapes.Dim]:
-    shape = shapes.shape_of(node.inputs[0])
+    shape = shape_of(node.inputs[0])
     return list(shape[2:]) if shape is not None else [None] * _rank(node)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.graph.builder import all_of
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 _BATCH_FIRST = (0, 5, 6)  # X, initial_h and initial_c

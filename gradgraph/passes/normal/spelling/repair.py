@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from gradgraph.graph import ranks, shapes
+from gradgraph.graph import ranks
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 
@@ -46,7 +47,7 @@ def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[i
     changed = False
     for i in places:
         value = node.inputs[i] if i < len(node.inputs) else None
-        shape = shapes.shape_of(value)
+        shape = shape_of(value)
         if value is not None and shape is not None and len(shape) != len(sizes):
             reshaped = editor.op.Reshape(editor.op.wrap(value), editor.op.const(sizes, ir.DataType.INT64))
             editor.place(node)
@@ -60,7 +61,7 @@ def _drop_place_holders(node: ir.Node) -> bool:
     dropped = [
         i
         for i, value in enumerate(node.inputs)
-        if i and value is not None and (shapes.shape_of(value) == (0,) or (i == 1 and not crops))
+        if i and value is not None and (shape_of(value) == (0,) or (i == 1 and not crops))
     ]
     for i in dropped:
         node.replace_input_with(i, None)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.nodes import input_at, made_by, source_of
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 Elements = dict[ir.Value, list[Var]]  # the elements of each known sequence
@@ -93,7 +94,7 @@ def _needs_pieces(reader: ir.Node) -> bool:
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
     """Return the sizes of a SplitToSequence's pieces along its axis; None if unknown or over ``MOST_PIECES``."""
-    shape, axis = shapes.shape_of(node.inputs[0]), attributes(node).get("axis", 0)
+    shape, axis = shape_of(node.inputs[0]), attributes(node).get("axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     split = shapes.constant_of(input_at(node, 1))
     if split is not None and split.ndim == 1:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from gradgraph.graph.nodes import input_at, is_standard
-from gradgraph.graph.shapes import all_sizes, shape_of
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shapes import all_sizes
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 

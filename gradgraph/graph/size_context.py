@@ -1,0 +1,133 @@
+"""What rules for sizes see of an inference: sizes with names, and the elements of small integer vectors.
+
+A size that the rules express by a formula (``floor(h/2)``) gets a generated name, the same for equal formulas.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+from gradgraph.graph import shapes
+from gradgraph.graph.ranks import MOST_AXES
+
+GENERATED = "unk__"
+PLAIN = re.compile(r"[^\W\d][\w.]*")  # names that the package does not read as formulas
+MOST_DATA = 64  # elements of a vector whose values are followed
+_MOST_SIZE = 2**63 - 1
+_MOST_FORMULA = 100  # characters of the formula of an element; longer ones get a name
+_SYMBOL = ir.SymbolicDim
+
+
+class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has no types
+    """What a rule sees of an inference: of a whole model, with names for unknown sizes, or of nodes, without."""
+
+    def __init__(self, model: ir.Model | None = None) -> None:
+        super().__init__({"": shapes.OPSET, **({} if model is None else model.opset_imports)})
+        self._named = model is not None
+        self._numbers = itertools.count()
+        self._formulas: dict[str, ir.SymbolicDim] = {}
+        self.lent: list[ir.Value] = []
+
+    def new_symbolic_dim(self) -> ir.SymbolicDim:
+        return _SYMBOL(f"{GENERATED}{next(self._numbers)}" if self._named else None)
+
+    def set_shape(self, value: ir.Value, shape: ir.Shape) -> bool:
+        if len(shape) > MOST_AXES or value.name == "":  # an absent output
+            return False
+        new = [self._settled(d) for d in shape]
+        old = shapes.recorded_shape(value)
+        if old is not None and len(old) == len(new):
+            merged = [better(a, b) for a, b in zip(old, new, strict=True)]
+            if merged != list(old):
+                value.shape = ir.Shape(merged)
+        elif old is None:
+            value.shape = ir.Shape(new)
+        return True
+
+    def record(self, value: ir.Value, dims: Iterable[Any] | None) -> None:
+        if dims is not None:
+            self.set_shape(value, ir.Shape(dims))
+
+    def _settled(self, dim: Any) -> shapes.Dim:
+        if isinstance(dim, int):
+            return dim if 0 <= dim <= _MOST_SIZE else None
+        name: str | None = dim.value
+        if name is None:
+            return self.new_symbolic_dim().value
+        if PLAIN.fullmatch(name):
+            return name
+        if name.lstrip("-").isdecimal():
+            return max(int(name), 0)
+        return self.name_of(name).value
+
+    def name_of(self, formula: str) -> ir.SymbolicDim:
+        """Return the name of the size that ``formula`` computes, the same for equal formulas."""
+        if formula not in self._formulas or not self._named:
+            self._formulas[formula] = self.new_symbolic_dim()
+        return self._formulas[formula]
+
+    def quotient(self, dims: Sequence[shapes.Dim], others: Sequence[shapes.Dim]) -> shapes.Dim:
+        """Return the product of ``dims`` divided by that of ``others``, by a name if it is no number or one symbol."""
+        if None in (*dims, *others):
+            return None
+        left, below = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
+        above, under = (math.prod(shapes.known_sizes(side)) for side in (dims, others))
+        if below - left or under == 0 or above % under:
+            return None
+        factor, names = above // under, sorted((left - below).elements())
+        if not names or (factor == 1 and len(names) == 1):
+            return factor if not names else names[0]
+        return self.name_of("*".join([str(factor), *names])).value
+
+    def set_dtype(self, value: ir.Value, dtype: ir.DataType | None) -> bool:
+        return dtype is not None and value.name != "" and super().set_dtype(value, dtype)
+
+    def set_symbolic_value(self, value: ir.Value, data: list[Any]) -> None:
+        if len(data) > MOST_DATA:
+            return
+        data = [d if _is_short(d) else self.new_symbolic_dim() for d in data]
+        self._symbolic_values[value] = data
+        whole = all(isinstance(d, int) for d in data)
+        if whole and value.const_value is None and value.shape is not None and len(value.shape) <= 1:
+            array = np.array(data if len(value.shape) else data[0], np.int64)
+            value.const_value = ir.tensor(array, dtype=value.dtype or ir.DataType.INT64)
+            self.lent.append(value)
+
+    def get_symbolic_value(self, value: ir.Value) -> list[Any] | None:
+        found: list[Any] | None = self._symbolic_values.get(value)
+        if found is None and value.dtype is not None and value.dtype.is_integer():
+            data = shapes.small_constant(value)
+            if data is not None and data.ndim <= 1 and data.size <= MOST_DATA:
+                return [int(n) for n in data.ravel()]
+        return found
+
+    def record_error(self, node: ir.Node, message: str) -> None:
+        raise ValueError(message)
+
+
+def _is_short(element: Any) -> bool:
+    """Whether an element of a vector does not grow without bound, as products of products would."""
+    return abs(element) <= _MOST_SIZE if isinstance(element, int) else len(element.value or "") <= _MOST_FORMULA
+
+
+def is_generated(dim: shapes.Dim) -> bool:
+    """Whether inference generated this name of a dimension."""
+    return isinstance(dim, str) and dim.startswith(GENERATED)
+
+
+def better(old: shapes.Dim, new: shapes.Dim) -> shapes.Dim:
+    """Return the better known of two sizes: a number, then a name of the model, then a generated name; else ``old``."""
+
+    def rank(d: shapes.Dim) -> int:
+        return 3 if isinstance(d, int) else 0 if d is None else 1 if is_generated(d) else 2
+
+    return new if rank(new) > rank(old) else old
