@@ -21,7 +21,7 @@ LONGEST = 40
 def identifiers(names: Iterable[str]) -> dict[str, str]:
     """Return a distinct C identifier for each name, similar to the name."""
     found: dict[str, str] = {}
-    taken = set(_KEYWORDS)
+    taken: set[str] = {*_KEYWORDS}
     for name in names:
         plain = re.sub("[^A-Za-z0-9]+", "_", name)[:LONGEST].strip("_")
         plain = f"v_{plain}" if not plain[:1].isalpha() or _is_used(plain) else plain

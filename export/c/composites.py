@@ -152,6 +152,8 @@ def _recurrent(
     if known[0] is None or known[1] is None:
         return None
     batch, units = known[0][1], known[1][2]
+    if not isinstance(batch, int) or not isinstance(units, int):
+        return None
     zeros = op.const(np.zeros((batch, units), np.float32))
     sides = []
     for d in range(count):

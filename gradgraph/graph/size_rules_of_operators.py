@@ -17,6 +17,12 @@ Rule = Callable[[Context, ir.Node], None]
 _FAR = 2**31 - 1  # as an end of a slice, the end of the axis
 
 
+def _by_package(rules: Context, node: ir.Node) -> None:
+    rule = registry.get("", node.op_type, node.version or rules.opset)
+    if rule is not None:
+        rule(rules, node)
+
+
 def enter(rules: Context, node: ir.Node) -> None:
     """Record what is known of the inputs of a body: types of the states of a Loop, also shapes of those of a Scan."""
     body = node.attributes["body"].as_graph()
@@ -104,7 +110,7 @@ def _squeeze(rules: Context, node: ir.Node) -> None:
     """Without axes, an axis of unknown size is removed if that happens to be 1, so even the rank is unknown."""
     axes = _numbers(rules, node, 1, "axes")
     if axes or (axes == [] and shapes.is_static(shapes.recorded_shape(node.inputs[0]))):
-        registry.get("", "Squeeze", node.version or rules.opset)(rules, node)
+        _by_package(rules, node)
 
 
 def _concat(rules: Context, node: ir.Node) -> None:
@@ -116,14 +122,14 @@ def _concat(rules: Context, node: ir.Node) -> None:
             [sum(sum(shapes.known_sizes(d)) for d in dims) if all(map(shapes.is_static, dims)) else None],
         )
     else:
-        registry.get("", "Concat", node.version or rules.opset)(rules, node)
+        _by_package(rules, node)
 
 
 def _split(rules: Context, node: ir.Node) -> None:
     """The package takes computed parts to be equal."""
     dims, parts = shapes.recorded_shape(node.inputs[0]), _numbers(rules, node, 1, "split")
     if parts == [] or shapes.small_constant(input_at(node, 1)) is not None:
-        registry.get("", "Split", node.version or rules.opset)(rules, node)
+        _by_package(rules, node)
     elif dims is not None:
         axis = node.attributes.get_int("axis", 0) % len(dims)
         for out, part in zip(node.outputs, parts or [None] * len(node.outputs), strict=False):
@@ -206,7 +212,7 @@ def _flatten(rules: Context, node: ir.Node) -> None:
 
 def _sequence(rules: Context, node: ir.Node) -> None:
     """The package infers no sizes of elements: those that all elements share are recorded."""
-    registry.get("", node.op_type, node.version or rules.opset)(rules, node)
+    _by_package(rules, node)
     given, out = [shapes.recorded_shape(v) for v in node.inputs], node.outputs[0]
     if node.op_type == "ConcatFromSequence":
         new, axis = node.attributes.get_int("new_axis", 0), node.attributes["axis"].as_int()

@@ -166,9 +166,9 @@ class SpelledBuild:
 
         if not isinstance(self.loss, tuple | list) or not all(isinstance(text, str) for text in self.loss):
             return self.loss
-        if len(self.loss) > 1 or _output_and_rest(self.loss[0])[0]:
+        name, *others = map(str, self.loss)
+        if others or _output_and_rest(name)[0]:
             return self._losses()
-        (name,) = self.loss
         if name != OWN_LOSS:
             return _named_loss(name, self.loss_option)
         if self.loss_option:
