@@ -128,8 +128,12 @@ def batch_of(step: Step, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return found
 
 
-def train_beside(step: Step, program: Program, count: int) -> float:
-    """Run ``count`` steps of C and of onnxruntime; return the largest difference of their losses."""
+def train_beside(step: Step, program: Program, count: int, states: bool = False) -> float:
+    """Run ``count`` steps of C and of onnxruntime; return the largest difference of their losses.
+
+    With ``states``, compare the final states, too: Adam and Lion amplify the rounding of gradients that are zero, such
+    as those of a key's bias.
+    """
     loop, rng, worst = Loop(step), np.random.default_rng(0), 0.0
     rates = list(step.manifest.hyperparameters.values())
     for _ in range(count):
@@ -138,7 +142,7 @@ def train_beside(step: Step, program: Program, count: int) -> float:
         results = {n: np.zeros_like(v) for n, v in expected.items()}
         assert program.call("step", *batch.values(), *rates, *results.values()) == 0
         worst = max(worst, *(float(np.abs(results[n] - v).max()) for n, v in expected.items()))
-    if rates:  # Adam and Lion amplify the rounding of gradients that are zero, such as those of a key's bias
+    if states:
         for name, value in program.values().items():
             np.testing.assert_allclose(value, loop.state[name], rtol=1e-3, atol=1e-4, err_msg=name)
     return worst
@@ -150,7 +154,7 @@ def train_beside(step: Step, program: Program, count: int) -> float:
 def test_c_trains_as_onnxruntime_does(name: str, optimizer: str, tmp_path: Path) -> None:
     step = step_of(name, optimizer)
     gg.export.c(step, tmp_path / "c")
-    assert train_beside(step, Program(tmp_path / "c"), 20) < 1e-5
+    assert train_beside(step, Program(tmp_path / "c"), 20, optimizer in ("sgd", "momentum")) < 1e-5
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "schedule_free"])  # with averages, which evaluation reads
@@ -263,4 +267,4 @@ def test_cheap_results_are_computed_again_instead_of_kept(tmp_path: Path) -> Non
     made = gg.export.c(step, tmp_path / "c")
     one = 8 * 16 * 16 * 4
     assert made.arena < 10.5 * one
-    assert train_beside(step, Program(tmp_path / "c"), 5) < 1e-5
+    assert train_beside(step, Program(tmp_path / "c"), 5, states=True) < 1e-5
