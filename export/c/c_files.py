@@ -22,7 +22,7 @@ HEADER_BYTES = 12
 def files(unit: Unit) -> dict[str, bytes]:
     """Return the contents of the generated files by name."""
     writer = _Writer(unit)
-    source = writer.source()  # registers constants, which other files count
+    source = writer.source()  # first: it registers the constants whose sizes the other files state
     contents = {
         f"{unit.name}.h": writer.header(),
         f"{unit.name}.c": source,
@@ -349,7 +349,7 @@ target_link_libraries(example {self.name})
 """
 
     def manifest(self) -> str:
-        """Return sizes, and the order of the saved bytes, as JSON."""
+        """Return the memory sizes and the byte layout of a saved state, as JSON."""
         state, at = [], HEADER_BYTES
         for name, tensor in self.unit.state.items():
             entry = {"name": name, "c_name": self.fields[name], "dtype": tensor.dtype, "shape": list(tensor.shape)}

@@ -1,4 +1,4 @@
-"""What a C program does: its functions, each a graph of the model, over one state."""
+"""The functions of a C program: each runs one graph of the model, and all share one state."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gradgraph.export.c.program import Tensor
 
 @dataclass
 class Function:
-    """One C function: the plan of a graph with its arguments.
+    """A C function: the execution plan of a graph, and the function's arguments.
 
     Attributes:
-        suffix: the end of its name: ``step`` of ``trainer_step``.
-        about: a comment.
-        inputs: the arguments that it reads, by name in the model.
-        results: the arguments that it writes.
+        suffix: the end of the function's name, such as ``step`` in ``trainer_step``.
+        about: the comment above its declaration.
+        inputs: input arguments, by their names in the model.
+        results: output arguments, by their names in the model.
     """
 
     suffix: str
@@ -39,18 +39,18 @@ class Function:
 
     @property
     def c_names(self) -> dict[str, str]:
-        """The C names of arguments: inputs by name, results by ``> name``."""
+        """The C names of the arguments; the key of a result is ``> `` and its name in the model."""
         return identifiers([*self.inputs, *(f"> {n}" for n in self.results)])
 
 
 @dataclass
 class Unit:
-    """Everything in the generated files.
+    """The content of the generated files.
 
     Attributes:
-        name: prefix of all public names.
-        state: the state by name in the model, in order.
-        initial: the first values of states, by name.
+        name: the prefix of all public C names.
+        state: the state tensors by their names in the model, in the order of the C struct.
+        initial: the initial values of the state tensors, by name.
     """
 
     name: str
@@ -80,17 +80,17 @@ def function(
     nexts: Mapping[str, str] | None = None,
     keep: Iterable[str] | None = None,
 ) -> Function:
-    """Return the function that computes ``model``, with weights inside.
+    """Return the C function that computes ``model``, whose weights become constants unless they are in ``state``.
 
     Args:
         state: the state tensors by name; other inputs are arguments.
-        sizes: the sizes of open dimensions.
-        averages: the state that is read in place of another one.
-        nexts: outputs that are the next states, by name of the state.
+        sizes: the sizes of symbolic dimensions, by name.
+        averages: for each input to replace, the name of the state tensor to read instead, such as an averaged weight.
+        nexts: for each state tensor, the name of the model output with its next value.
         keep: the outputs to compute; by default all.
 
     Raises:
-        BuildError: for an open size, or an operator or type without C code.
+        BuildError: a size is not fixed, or an operator or element type is not supported in C.
     """
     work = _with_outputs(lowered(model, sizes), keep)
     reader = Reader()

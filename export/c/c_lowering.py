@@ -1,4 +1,4 @@
-"""Rewrite a model into the operators that ``c_reading`` supports, with every size fixed."""
+"""Rewrite a model into the operators that ``c_reading`` supports, with all sizes fixed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 
 
 def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
-    """Return a copy of ``model``, whose weights are inside, for ``c_reading``; ``sizes`` fix open dimensions."""
+    """Return a copy of ``model`` (without external data) for ``c_reading``; ``sizes`` fix symbolic sizes by name."""
     work = opened(model, sizes)
     infer_shapes(work)
     _replace(work)
@@ -29,7 +29,7 @@ def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
 
 
 def _replace(model: ir.Model) -> None:
-    """Replace composites with their formulas, and named operators without a kernel with their portable forms."""
+    """Replace composite operators by their formulas, and named operators without a C kernel by portable forms."""
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes_of(model))

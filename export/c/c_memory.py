@@ -1,12 +1,14 @@
-"""The order of statements, and the place of each temporary tensor in the arena.
+"""Memory planning: the order of statements, and the offset of each temporary tensor in the arena.
 
-1. A new state is written over the old one if every other reader of the old one can run before, and if the loop that
-   computes it reads the old one at the same index only. Otherwise it is copied at the end.
-2. Several orders are tried: the order of the model, and orders that always run the statement that frees most memory.
-   The order with the smallest arena is used.
-3. Tensors that are cheap to compute from others are computed again for late readers (``recomputing``).
-4. Tensors whose lives do not overlap share memory. A tensor that a loop computes element by element takes the place of
-   one that it reads for the last time.
+1. A state tensor is updated in place if all other readers of the old value can run first, and if the loop that
+   computes the new value reads the old one only at the index it writes. Otherwise the new value is copied over the old
+   one at the end.
+2. Several orders are tried: the order of the model, and greedy orders that prefer statements that free memory. The
+   order with the smallest arena is used.
+3. Tensors that are cheap to compute are recomputed for late readers (``recomputing``).
+4. Tensors whose lifetimes do not overlap share memory. The output of an elementwise loop reuses the memory of an input
+   that nothing reads afterwards.
+
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def aligned(n: int) -> int:
 
 
 def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
-    """Return the best plan of ``program``, with cheap tensors computed again where that makes the arena smaller.
+    """Return the best plan of ``program``, which recomputes cheap tensors where that makes the arena smaller.
 
     See ``plan_of`` for arguments.
     """
@@ -50,11 +52,11 @@ def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, plac
 
 
 def plan_of(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
-    """Return the plan of ``program`` as it is.
+    """Return the plan of ``program`` without recomputing any tensor.
 
     Args:
-        nexts: the new states, with the old ones.
-        placed: results that are stored elsewhere than in the arena.
+        nexts: for the next value of each state tensor, the state tensor itself.
+        placed: results that are stored outside the arena.
     """
     nexts = dict(nexts or {})
     statements = _statements(program)
@@ -117,7 +119,10 @@ def _direct(
     needs: dict[Statement, set[Statement]],
     nexts: Mapping[Tensor, Tensor],
 ) -> dict[Tensor, Tensor]:
-    """Return the new states that may be written over the old ones; their statements then wait for all other readers."""
+    """Return the state updates that can run in place, as {new value: state tensor}.
+
+    In ``needs``, the statements of these updates become dependent on all other readers of the state.
+    """
     readers: dict[Tensor, set[Statement]] = defaultdict(set)
     for statement in statements:
         for tensor in statement.reads:
@@ -136,7 +141,7 @@ def _direct(
 
 
 def _reaches(needs: Mapping[Statement, set[Statement]], sources: set[Statement], goal: Statement) -> bool:
-    """Whether one of ``sources`` runs after ``goal``."""
+    """Whether any statement in ``sources`` depends on ``goal``, directly or indirectly."""
     seen, waiting = set(sources), list(sources)
     while waiting:
         for other in needs[waiting.pop()]:
@@ -171,9 +176,9 @@ def _greedy(
     results: set[Tensor],
     priority: Callable[[Statement, int], tuple[int, ...]],
 ) -> list[Statement]:
-    """Return an order that always continues with the ready statement of the lowest priority.
+    """Return an order that always runs next the ready statement with the lowest value of ``priority``.
 
-    ``priority`` gets the statement and the number of bytes by which it makes the arena grow.
+    ``priority`` receives the statement and the number of bytes by which it increases the live memory.
     """
     own = {t for s in statements for t in s.writes} - elsewhere
     uses: dict[Tensor, int] = defaultdict(int)
@@ -211,7 +216,7 @@ def _greedy(
 
 @dataclass(eq=False)
 class _Life:
-    """Tensors that share one place, one after another, from the statement ``first`` to the statement ``last``."""
+    """Tensors that occupy the same memory one after another, from statement ``first`` to statement ``last``."""
 
     tensors: list[Tensor]
     first: int
@@ -285,6 +290,6 @@ def _peak(order: Sequence[Statement], lives: Sequence[_Life]) -> tuple[tuple[str
 
 
 def _alive(life: _Life, at: int, order: Sequence[Statement]) -> Tensor:
-    """Return the tensor of a life that is in memory when statement ``at`` runs."""
+    """Return the tensor of ``life`` that is in memory when statement ``at`` runs."""
     written = [t for t in life.tensors if any(t in s.writes for s in order[: at + 1])]
     return written[-1] if written else life.tensors[0]

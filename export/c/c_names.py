@@ -1,4 +1,4 @@
-"""C identifiers for names of the model, which come from untrusted files."""
+"""C identifiers for names in the model, which may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
 
 
 def _is_used(name: str) -> bool:
-    """Whether the generated code, or C, uses ``name`` for something else."""
+    """Whether ``name`` is reserved in C or used elsewhere in the generated code."""
     return name.lower() in _KEYWORDS or _OWN.fullmatch(name) is not None
 
 

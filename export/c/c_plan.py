@@ -1,4 +1,4 @@
-"""Plans of programs: which statements run, and where tensors lie."""
+"""Plans of programs: the order of statements, and the location of each tensor."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gradgraph.export.c.program import Tensor
 
 @dataclass(eq=False)
 class Statement:
-    """A group with what it reads and writes.
+    """A group of operations, and the tensors that it reads and writes.
 
     Attributes:
-        writes: tensors that other statements read, or results of the program.
-        safe: tensors that a result may replace: the loop reads them at the index that it writes.
-        body: the plan of a Scan's body.
+        writes: the tensors that it stores, for other statements or as results of the program.
+        safe: the inputs that a result may overwrite, as the loop reads them only at the index it writes.
+        body: the plan of the body, if the statement is a Scan.
     """
 
     group: Group
@@ -27,14 +27,14 @@ class Statement:
 
 @dataclass
 class Plan:
-    """A program with everything decided.
+    """An execution plan of a program.
 
     Attributes:
-        direct: new states that are written over old ones: from the new tensor to the old one.
-        copies: new states that are copied to the old ones at the end.
-        offsets: the places of temporary tensors in the arena, in bytes.
+        direct: state updates that run in place, as {new value: state tensor}.
+        copies: pairs (new value, state tensor) to copy at the end.
+        offsets: the offsets of temporary tensors in the arena, in bytes.
         arena: the size of the arena in bytes.
-        peak: the tensors alive when the arena is fullest, and the node that runs then; ``peak_at`` is its statement.
+        peak: the node that runs at peak memory use, and the tensors alive then. peak_at: the index of its statement.
     """
 
     statements: list[Statement]

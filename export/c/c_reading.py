@@ -1,4 +1,4 @@
-"""Read a lowered graph as a program: each node becomes views, or an operation of ``program``."""
+"""Convert a lowered graph to a program: each node becomes views or an operation (see ``program``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gradgraph.export.c.program import (
 from gradgraph.graph.checks import describe
 from gradgraph.passes.normal.edit import attributes
 
-LARGEST = 2**31 - 1  # bytes of a tensor: kernels count in int
+LARGEST = 2**31 - 1  # bytes per tensor: kernels index with int
 REMEDY = "write that part of the model with other operators, or train it with onnxruntime"
 
 
@@ -38,7 +38,7 @@ def refusal(subject: str, why: str, remedy: str = REMEDY) -> BuildError:
 
 
 class Reader:
-    """Reads a graph into ``program``; ``views`` are the values known so far, by value of the graph."""
+    """A converter of a graph to ``program``; ``views`` maps each value of the graph read so far to its view."""
 
     def __init__(self, views: dict[ir.Value, View] | None = None) -> None:
         self.program = Program()
@@ -93,7 +93,7 @@ class Reader:
         shape = tuple(int(n) for n in array.shape)
         dtype = str(array.dtype)
         if dtype not in C_TYPES:
-            self.dtype_of(value)  # raises an error, unless numpy calls the type differently
+            self.dtype_of(value)  # raises an error, unless NumPy names the type differently
         if array.size and (array == array.ravel()[0]).all():
             one = Tensor((), dtype, value.name or "", "constant", array.ravel()[:1].reshape(()))
             self.views[value] = one.whole().expanded(shape)
@@ -101,7 +101,7 @@ class Reader:
             self.views[value] = Tensor(shape, dtype, value.name or "", "constant", array).whole()
 
     def whole(self, view: View) -> Tensor:
-        """Return a tensor with the elements of ``view`` in order: its own, or a copy."""
+        """Return a contiguous tensor with the elements of ``view``: the viewed tensor itself, or a copy."""
         if view.is_whole and not (view.tensor.role == "constant" and view.tensor.size == 1 and view.size != 1):
             return view.tensor
         if view not in self._copies:
@@ -119,7 +119,7 @@ class Reader:
         self.program.operations.append(operation)
 
     def map(self, shape: Shape, dtype: str, template: str, operands: Sequence[View], name: str = "") -> Tensor:
-        """Write an elementwise operation; equal ones share a result."""
+        """Add an elementwise operation and return its output; an identical operation is reused."""
         read = [v.expanded(shape) for v in operands]
         key = (template, tuple(read), shape, dtype)
         if key not in self._maps:
@@ -137,7 +137,7 @@ class Reader:
     # --- the graph ----------------------------------------------------------------------------------------
 
     def read(self, graph: ir.Graph) -> Program:
-        """Read the nodes of ``graph``, whose inputs are in ``views`` already."""
+        """Convert the nodes of ``graph``, whose inputs must already be in ``views``."""
         for value in graph.initializers.values():
             self.add_constant(value)
         for node in graph:
@@ -170,7 +170,7 @@ class Reader:
             raise self.unsupported("the operator is not supported")
 
     def set(self, value: ir.Value, view: View | Tensor) -> None:
-        """Record the view of an output, after a comparison with the shape that the graph states."""
+        """Record the view of an output. Raise BuildError if its shape or type differs from the graph's."""
         view = view.whole() if isinstance(view, Tensor) else view
         if view.shape != self.shape_of(value) or view.dtype != self.dtype_of(value):
             raise self.unsupported(f"its output has the shape {list(view.shape)}, not {list(self.shape_of(value))}")
@@ -200,7 +200,7 @@ READERS: dict[str, Read] = {}
 
 
 def reads(*op_types: str) -> Callable[[Read], Read]:
-    """Register the function that reads nodes of these operators."""
+    """Return a decorator that registers a function to convert nodes of these operators."""
 
     def register(read: Read) -> Read:
         READERS.update(dict.fromkeys(op_types, read))
@@ -408,13 +408,13 @@ def only_float(r: Reader, *views: View) -> None:
 
 
 def product(r: Reader, a: View, b: View) -> Tensor:
-    """Write a product of matrices [..., m, k] and [..., k, n]."""
+    """Add the product of matrices of shapes [..., m, k] and [..., k, n], and return it."""
     only_float(r, a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
     batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     out = Tensor((*batch, m, n), "float32", "")
     a, b = (_stored(r, v) for v in (a.expanded((*batch, m, k)), b.expanded((*batch, k, n))))
-    if m == n == 1:  # tiles need a row
+    if m == n == 1:  # a kernel computes tiles of a row
         terms = r.map((*batch, 1, k), "float32", "{0} * {1}", [a, b.permuted([*range(len(batch)), -1, -2])])
         how = operators.reduction("ReduceSum", {}, "float32")
         assert how is not None
@@ -431,7 +431,7 @@ def product(r: Reader, a: View, b: View) -> Tensor:
 
 
 def _stored(r: Reader, view: View) -> View:
-    """Return ``view`` in memory, as a kernel does not read literals."""
+    """Return ``view`` backed by memory: kernels do not accept literals."""
     uniform = view.tensor.role == "constant" and view.tensor.size == 1
     return r.whole(view).whole().expanded(view.shape) if uniform else view
 
@@ -464,7 +464,7 @@ def _gemm(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
 
 
 def result(r: Reader, view: View, taken: set[Tensor]) -> Tensor:
-    """Return a tensor of its own for a result of the program: the computed one, or a copy of inputs and shared ones."""
+    """Return the tensor for a result of the program: a copy of ``view`` if its tensor is an input or in ``taken``."""
     made = {t for o in r.program.operations for t in o.outputs}
     if view.is_whole and view.tensor in made and view.tensor not in taken:
         found = view.tensor

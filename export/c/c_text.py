@@ -1,4 +1,4 @@
-"""C text of planned programs: functions for loops, and the statements that call them."""
+"""C source of planned programs: one function per distinct loop, and the statements that call them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import Assemble, Call, Element, Repeat, Tensor
 
-Address = Callable[[Tensor], str]  # a C expression of type pointer to the tensor's elements
+Address = Callable[[Tensor], str]  # returns a C expression: a pointer to the tensor's elements
 
 
 class Text:
-    """Collects functions, constant arrays and kernels of several programs; equal ones are written once."""
+    """A collector of the functions, constant arrays and kernels of several programs; duplicates are written once."""
 
     def __init__(self) -> None:
         self.kernels: set[str] = set()
@@ -43,7 +43,7 @@ class Text:
         return self._parameters.setdefault(numbers, f"window_{len(self._parameters)}")
 
     def statement(self, statement: Statement, address: Address, indent: str, plan: Plan) -> Callable[[], list[str]]:
-        """Register a statement, and return a function that writes its lines once all statements are registered."""
+        """Register a statement. The returned function writes its lines; call it once all statements are registered."""
         first = statement.group.operations[0]
         if isinstance(first, Call):
             self.kernels.add(first.function)
@@ -66,10 +66,11 @@ class Text:
         return lambda: [f"{indent}{self._names[key]}({', '.join([*pointers, *parameters, *self._sizes(key, loop)])});"]
 
     def program(self, plan: Plan, address: Address, indent: str = INDENT, stop: str = "") -> Callable[[], list[str]]:
-        """Register the statements of a plan.
+        """Register the statements of a plan. The returned function writes their lines.
 
         Args:
-            stop: a line to write before the first write to a state after indices were checked.
+            stop: a line that returns an error for an invalid index. It is inserted after the index checks, before the
+                next write to a state tensor.
         """
         parts: list[Callable[[], list[str]]] = []
         unchecked = False
@@ -143,7 +144,7 @@ class Text:
         return [str(loop.sizes[i]) for i in self._varying(key)]
 
     def _varying(self, key: str) -> list[int]:
-        """Return the tokens whose sizes differ between the loops with this text."""
+        """Return the numbers of the size tokens whose values differ between the loops with this text."""
         loops = self._loops[key]
         return [i for i in range(len(loops[0].sizes)) if len({loop.sizes[i] for loop in loops}) > 1]
 
@@ -178,7 +179,7 @@ class Text:
 
 
 def at(tensor: Tensor, address: str) -> str:
-    """Return an address in bytes as one of the tensor's elements."""
+    """Return a C expression that casts a byte address to a pointer to the tensor's elements."""
     return f"(({tensor.c_type} *)(void *)({address}))"
 
 
@@ -193,7 +194,7 @@ _HEAD = re.compile(r"^/\* == (\w+)(?: \(([\w, ]+)\))?: ?(.*)", re.MULTILINE)
 
 @functools.lru_cache(maxsize=1)
 def kernels() -> Mapping[str, tuple[tuple[str, ...], str]]:
-    """Return the kernels by name: the names of those that it calls, and its C text."""
+    """Return for each kernel, by name, the names of the kernels that it calls, and its C source."""
     text = resources.files("gradgraph.export.c").joinpath("kernels/kernels.c").read_text("utf-8")
     found = list(_HEAD.finditer(text))
     ends = [*(m.start() for m in found[1:]), len(text)]
@@ -204,7 +205,7 @@ def kernels() -> Mapping[str, tuple[tuple[str, ...], str]]:
 
 
 def kernel_text(wanted: set[str]) -> str:
-    """Return the text of kernels, after those that they call."""
+    """Return the C source of the ``wanted`` kernels, each after the kernels that it calls."""
     names: dict[str, None] = {}
     for name in sorted(wanted):
         for other in (*kernels()[name][0], name):

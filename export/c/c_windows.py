@@ -1,4 +1,4 @@
-"""Read convolutions, pools, indexing and loops."""
+"""Convert nodes with windows (convolution, pooling), indices or loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.export.c.program import FLAT, Argument, Call, Repeat, Shape, Tens
 
 
 def _plane(numbers: Any, missing: int, count: int) -> list[int]:
-    """Return the attribute of a window over two axes; a window over one axis has height 1."""
+    """Return a window attribute as two values, for height and width; a 1-D window has height 1."""
     found = [missing] * count if not numbers else [int(n) for n in numbers]
     return [missing, *found] if count == 1 else found
 
@@ -23,7 +23,7 @@ def _images(shape: Shape) -> Shape:
 
 
 def geometry(r: Reader, attrs: dict[str, Any], x: Shape, y: Shape, kernel: Any) -> tuple[int, ...]:
-    """Return the numbers that describe a window, in the order of ``kernels.c``."""
+    """Return the sizes, strides, dilations and pads of a window, in the order that ``kernels.c`` expects."""
     count = len(x) - 2
     if count not in (1, 2):
         raise r.unsupported(f"it has {count} spatial axes; 1 and 2 are supported")
@@ -56,7 +56,7 @@ def _conv(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     if node.op_type == "Conv":
         p = geometry(r, attrs, x.shape, made.shape, w.shape[2:])
         r.rows(made, "conv_rows", r.whole(x), r.whole(w), FLAT, p)
-    else:  # the gradient of the input of a convolution from its output to its input
+    else:  # ConvTranspose: the input gradient of the convolution that maps its output to its input
         p = geometry(r, attrs, made.shape, x.shape, w.shape[2:])
         r.rows(made, "conv_input_rows", r.whole(x), r.whole(w), FLAT, p)
     r.set(node.outputs[0], _biased(r, made, b[0] if b else None))
@@ -132,7 +132,7 @@ def _max_unpool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
 
 
 def _parts(shape: Shape, axis: int) -> tuple[int, int, int]:
-    """Return the number of elements before an axis, along it, and after it."""
+    """Return the products of the sizes before ``axis``, of ``axis``, and after it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 

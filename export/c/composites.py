@@ -1,6 +1,6 @@
-"""Formulas of operators that are written with simpler ones, as functions of a Builder.
+"""Formulas that express composite operators with simpler ones.
 
-Each gets the node's inputs and attributes and returns its outputs.
+Each is a function of a Builder, the node's inputs and its attributes, and returns the node's outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def log_sum_exp(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
 
 
 def _column(op: Builder, v: Var, x: Var) -> Var:
-    """Return a vector of channels as an array that broadcasts with ``x`` [batch, channels, ...]."""
+    """Reshape a vector with one element per channel to broadcast with ``x`` of shape [batch, channels, ...]."""
     return op.Reshape(v, [-1, *[1] * (x.rank - 2)])
 
 
@@ -128,7 +128,7 @@ Cell = Callable[..., Sequence[Var]]
 
 
 def _plain(attributes: dict[str, Any], names: Sequence[str], count: int) -> bool:
-    """Whether the layer has its default activations, the layout [steps, batch, ...] and no clip."""
+    """Whether the layer has default activations, the layout [steps, batch, ...] and no clip."""
     given = [str(a).lower() for a in attributes.get("activations") or [*names] * count]
     return (
         given[: len(names) * count] == [*names] * count
@@ -140,7 +140,7 @@ def _plain(attributes: dict[str, Any], names: Sequence[str], count: int) -> bool
 def _recurrent(
     op: Builder, inputs: Sequence[Var | None], attributes: dict[str, Any], names: Sequence[str], states: int, cell: Cell
 ) -> Written | None:
-    """Write a recurrent layer as one Scan per direction; ``cell`` returns the next states from x, W, R, biases."""
+    """Express a recurrent layer as one Scan per direction; ``cell`` maps (x, W, R, biases) to the next states."""
     X, W, R, B, lengths, *first = (*inputs, *[None] * 8)[: 5 + states]
     peepholes = (*inputs, *[None] * 8)[7] if states == 2 else None
     assert X is not None and W is not None and R is not None
@@ -173,7 +173,7 @@ def _side(op: Builder, v: Var, direction: int) -> Var:
 def _direction(
     op: Builder, X: Var, weights: tuple[Var, Var, Var | None], begin: list[Var], cell: Cell, backwards: bool
 ) -> tuple[Var, ...]:
-    """Return the outputs of all steps, and the last states."""
+    """Return the outputs of all steps and the final states of one direction."""
     W, R, B = weights
     half = None if B is None else op.Split(B, num_outputs=2, outputs=2)
     states = [_inside(s, s.shape) for s in begin]

@@ -1,4 +1,4 @@
-"""The door of this room: a step or a model as C source files."""
+"""Export a step or a model as C source files: ``gradgraph.export.c``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sizes:
     Attributes:
         state: weights, statistics, optimizer state and counters, in RAM.
         arena: working memory, in RAM.
-        constants: first weights and frozen weights, in flash.
+        constants: initial weights and frozen weights, in flash.
         folder: the folder of the C files.
     """
 
@@ -72,22 +72,23 @@ def c(
     name: str = "",
     force: bool = False,
 ) -> Sizes:
-    """Write a step or a model as C99 source files, which need no runtime, and return the memory they need.
+    """Write a step or a model as C99 source files that need no runtime, and return their memory requirements.
 
     A step becomes ``trainer_step``, ``trainer_evaluate`` and ``trainer_predict``; a model becomes ``model_run``.
 
     Args:
         source: a step, its folder, or a model.
         folder: the folder for the C files.
-        ram: the bytes of RAM that may be used, without the arguments of functions.
-        sizes: the sizes of open dimensions by name, such as ``{"batch": 1}``.
-        checkpoint: the checkpoint of a run, whose state the program starts from; by default the initial state.
-        weights: weights that replace those of the step or the checkpoint by name.
+        ram: the available RAM in bytes, excluding function arguments; None for no limit.
+        sizes: the sizes of symbolic dimensions by name, such as ``{"batch": 1}``.
+        checkpoint: a checkpoint of the step, to start from its state instead of the initial one.
+        weights: arrays by name, which replace weights of the step or the checkpoint.
         name: the prefix of all names in C; ``trainer`` or ``model`` by default.
         force: replace an existing folder of an earlier export.
 
     Raises:
-        BuildError: an operator or a type has no C code, a size is open, or the program needs more than ``ram``.
+        BuildError: an operator or element type is not supported in C, a size is not fixed, or the program needs more
+            than ``ram``.
         ModelError: the step or the model is damaged.
         OutputError: the folder is not empty, has the extension of a file format, or cannot be written.
     """
@@ -156,7 +157,7 @@ def _evaluated(manifest: Manifest) -> list[str]:
 
 
 def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:
-    """Return ``model`` with these outputs only, and the inputs that they need."""
+    """Return ``model`` with only the outputs in ``keep`` and the inputs that they depend on."""
     outputs = [o for o in model.graph.output if o.name in keep]
     needed = {o.name for o in outputs}
     nodes = []
@@ -173,7 +174,7 @@ def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node reads, also in its bodies."""
+    """Return the names that a node or its subgraphs read."""
     found, waiting = set(), [node]
     while waiting:
         one = waiting.pop()

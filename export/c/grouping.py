@@ -1,10 +1,10 @@
 """Group elementwise operations, reductions and products into loops.
 
-1. Operations whose results nothing reads are removed.
-2. A Map that only one reduction reads becomes part of its loop, so its result is never stored.
-3. Operations with equal domains (shapes without axes of size 1) share a loop if one reads the other's result at the
-   same index, unless a third computation must run between them. So a product of matrices and the optimizer's update
-   are one loop, and the gradient of the matrix is never stored.
+1. Operations whose results nothing reads are removed. 2. A Map that only one reduction reads becomes part of the
+reduction's loop, so that its result is never stored. 3. Operations with equal domains (shapes without axes of size 1)
+share a loop if one reads the other's result at the
+   same index, unless a third computation must run between them. For example, a matrix product and the optimizer's
+   update form one loop, and the gradient of the weight is never stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradgraph.export.c.program import Element, Map, Operation, Program, Reduce,
 
 @dataclass(eq=False)
 class Group:
-    """Operations that one statement computes, in order; a single one unless they are Elements."""
+    """Operations that one statement computes, in order: several Elements, or any single operation."""
 
     operations: list[Operation] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ def long_axes(shape: Shape) -> Shape:
 
 
 def in_place(view: View) -> bool:
-    """Whether ``view`` reads its tensor at the index that a loop over the domain of the tensor is at."""
+    """Whether ``view`` reads its tensor at the current index of a loop over the domain of the tensor."""
     return view.is_whole and long_axes(view.shape) == long_axes(view.tensor.shape)
 
 
@@ -81,17 +81,17 @@ def put_into_reductions(program: Program) -> None:
 
 
 def grouped(program: Program) -> list[Group]:
-    """Return the groups of ``program``, in an order in which they may run; ``program`` keeps its operations."""
+    """Return the groups of ``program``, in topological order; ``program`` keeps its operations."""
     for operation in program.operations:
         if isinstance(operation, Reduce):
-            operation.inner = []  # of an earlier plan
+            operation.inner = []  # from an earlier plan
     remove_unread(program)
     program = Program(program.inputs, program.outputs, list(program.operations))
     put_into_reductions(program)
     group_of = {o: Group([o]) for o in program.operations}
     maker = {t: o for o in program.operations for t in o.outputs}
     place = {o: i for i, o in enumerate(program.operations)}
-    for operation in reversed(program.operations):  # the last reader first: masks are computed in the backward pass
+    for operation in reversed(program.operations):  # last reader first: masks go to the backward pass
         if isinstance(operation, Map):
             for view in operation.operands:
                 source = maker.get(view.tensor)
@@ -123,7 +123,7 @@ def _merge(
 
 
 def _may_share(first: Group, second: Group) -> bool:
-    """Whether ``second`` reads what ``first`` computes at the same index only."""
+    """Whether ``second`` reads the results of ``first`` only at the index it computes."""
     made = first.made
     return all(isinstance(o, Map) and in_place(v) for o in second.operations for v in o.views if v.tensor in made)
 
@@ -135,7 +135,7 @@ def _is_between(
     second: Group,
     place: dict[Operation, int],
 ) -> bool:
-    """Whether ``second`` depends on ``first`` by way of a third group."""
+    """Whether ``second`` depends on ``first`` through a third group."""
     earliest = min(place[o] for o in first.operations)
     seen: set[Group] = set()
     waiting = [group_of[maker[t]] for t in second.read if t in maker and group_of[maker[t]] not in (first, second)]

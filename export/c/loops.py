@@ -1,6 +1,6 @@
-"""C text of a loop over one group of operations, as a function with addresses and sizes as arguments.
+"""C source of the loop over one group of operations, as a function of addresses and sizes.
 
-Sizes in the text are tokens, so that equal loops over other tensors and sizes become one function.
+Sizes in the text are placeholder tokens, so that loops that differ only in tensors and sizes share one function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN = re.compile("@([0-9]+)@")
 
 @dataclass
 class Pointer:
-    """An argument of a loop's function: the address of a tensor plus an offset in elements."""
+    """A pointer argument of a loop function: the address of a tensor plus an offset in elements."""
 
     tensor: Tensor
     offset: int
@@ -41,7 +41,7 @@ class Pointer:
 
 @dataclass
 class Loop:
-    """The text of a function's body, with tokens ``@0@``, … for ``sizes``, and its arguments."""
+    """The body of a loop function, with tokens ``@0@``, ``@1@``, … for its ``sizes``, and its arguments."""
 
     lines: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Loop:
     kernels: set[str] = field(default_factory=set)
 
     def size(self, n: int) -> str:
-        """Return a token for a size, or the number itself if the text depends on it."""
+        """Return the token for a size; 0 and 1 are returned as text, as the loop's form depends on them."""
         if n in (0, 1):
             return str(n)
         if n not in self.sizes:
@@ -79,7 +79,7 @@ def filled(text: str, sizes: Sequence[str]) -> str:
 
 
 def loop_of(group: Group, stored: Iterable[Tensor]) -> Loop:
-    """Return the loop of a group that writes the tensors ``stored``."""
+    """Return the loop that computes a group and writes those of its tensors that are in ``stored``."""
     first = group.operations[0]
     writer = _Writer(group, set(stored))
     if isinstance(first, Assemble):
@@ -90,7 +90,10 @@ def loop_of(group: Group, stored: Iterable[Tensor]) -> Loop:
 
 
 def collapsed(domain: Shape, accesses: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
-    """Join axes that every access passes through at one stride; return the domain and the strides of each access."""
+    """Merge adjacent axes that every access traverses with a uniform stride.
+
+    Return the merged domain and the strides of each access in it.
+    """
     sizes: list[int] = []
     strides: list[list[int]] = [[] for _ in accesses]
     for axis, n in enumerate(domain):
@@ -107,7 +110,7 @@ def collapsed(domain: Shape, accesses: Sequence[Shape]) -> tuple[Shape, list[Sha
 
 
 class _Writer:
-    """Writes the text of one loop; ``names`` are the local variables of results."""
+    """A writer of one loop; ``names`` maps results to their local C variables."""
 
     def __init__(self, group: Group, stored: set[Tensor]) -> None:
         self.group = group
@@ -169,7 +172,7 @@ class _Writer:
         self.close(self.depth - 1)
 
     def _accesses(self, operations: Sequence[Element], domain: Shape) -> dict[object, Shape]:
-        """Return the strides of every access in the axes of ``domain``, by view; by FLAT those of results."""
+        """Return the strides of each access along the axes of ``domain``, by view; the key FLAT is for results."""
         flat = row_major(domain)
         found: dict[object, Shape] = {FLAT: flat} if self.stored or any(isinstance(o, Rows) for o in operations) else {}
         self.kept: dict[tuple[Reduce, View], tuple[Shape, Shape]] = {}
@@ -189,7 +192,7 @@ class _Writer:
 
     @staticmethod
     def _split(o: Reduce, view: View) -> tuple[Shape, Shape]:
-        """Return the strides of an access within a reduction: those of kept axes and those of reduced axes."""
+        """Return the strides of ``view`` along the kept axes and along the reduced axes of a reduction."""
         shape = o.operand.shape
         strides = iter(squeezed(view.shape, view.strides))
         every = [0 if n == 1 else next(strides) for n in shape]
@@ -198,7 +201,7 @@ class _Writer:
         return kept, reduced
 
     def _hoist(self, operations: Sequence[Element]) -> None:
-        """Read what does not change in the loop before it."""
+        """Load loop-invariant elements into variables before the loop."""
         for o in operations:
             if isinstance(o, Map):
                 for v in o.operands:
@@ -327,7 +330,7 @@ def _product(numbers: Shape) -> int:
 
 
 def is_literal(view: View) -> bool:
-    """Whether the elements of ``view`` are one known number."""
+    """Whether all elements of ``view`` are the same known number."""
     return view.tensor.data is not None and view.tensor.size == 1
 
 

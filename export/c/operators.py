@@ -1,8 +1,8 @@
-"""Operators as C expressions, one row each: elementwise operators and reductions.
+"""Tables of elementwise operators and reductions, as C expressions.
 
-In a template, ``{0}``, ``{1}``, … are the operands, ``{f}`` is the suffix of C's functions for the type (``f`` for
-float), ``{t}`` the C type of the first operand and ``{o}`` that of the result. Operands are names or literals, so a
-template may use them several times.
+In a template, ``{0}``, ``{1}``, … are the operands, ``{f}`` is the suffix of C math functions for the element type
+(``f`` for float), ``{t}`` the C type of the first operand and ``{o}`` the C type of the result. Operands are names or
+literals, so a template may use them several times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Attributes = Mapping[str, Any]
 
 _SMALLER, _LARGER = "({0} < {1} || {0} != {0} ? {0} : {1})", "({0} > {1} || {0} != {0} ? {0} : {1})"
 
-# operators on floating types only: their templates
+# operators on floating-point types only
 FLOATING = {
     "Neg": "-{0}",
     "Reciprocal": "1 / {0}",
@@ -59,7 +59,7 @@ NUMERIC = {
     "Sign": "({0} > 0) - ({0} < 0)",
 }
 
-# operators whose result is a boolean
+# operators with a boolean result
 PREDICATES = {
     "Equal": "{0} == {1}",
     "Greater": "{0} > {1}",
@@ -81,15 +81,15 @@ INTEGERS = {
     "BitwiseNot": "~{0}",
 }
 
-FOLDED = {"Sum": "Add", "Max": "Max", "Min": "Min", "Mean": "Add"}  # operators of any number of operands
+FOLDED = {"Sum": "Add", "Max": "Max", "Min": "Min", "Mean": "Add"}  # operators with any number of operands
 
 
 def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str) -> str | None:
-    """Return the template of an elementwise operator, or None if it is not one, or not for these types.
+    """Return the template of an elementwise operator; None if it is not elementwise or the types are unsupported.
 
     Args:
-        dtypes: the types of its operands, without absent ones.
-        out: the type of its result.
+        dtypes: the element types of its operands, without omitted ones.
+        out: the element type of its result.
     """
     dtype = dtypes[0]
     kind = np.dtype(dtype).kind
@@ -113,7 +113,7 @@ def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str
 
 
 def typed(template: str, dtype: str, out: str) -> str:
-    """Fill in everything except operands."""
+    """Return ``template`` with all fields except operands filled in, for element types ``dtype`` and ``out``."""
     suffix = "" if dtype == "float64" else "f"
     for key, text in {"f": suffix, "t": C_TYPES[dtype], "o": C_TYPES[out], "half": literal(0.5, dtype)}.items():
         template = template.replace("{" + key + "}", text)
@@ -121,7 +121,7 @@ def typed(template: str, dtype: str, out: str) -> str:
 
 
 def literal(value: Any, dtype: str) -> str:
-    """Return a C literal of a number, in parentheses if negative."""
+    """Return a number as a C literal, in parentheses if negative."""
     kind = np.dtype(dtype).kind
     if kind == "f":
         number = float(value)
@@ -156,7 +156,7 @@ def _extreme(template: str) -> Callable[..., str | None]:
 
 
 def _float(template: str, **defaults: float) -> Callable[..., str | None]:
-    """A template with attributes of the operator, ``{alpha}``, as literals."""
+    """Return a function that fills attributes of the operator, such as ``{alpha}``, into ``template`` as literals."""
 
     def write(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
         if np.dtype(dtypes[0]).kind != "f":
@@ -247,7 +247,7 @@ REDUCTIONS = frozenset([*_REDUCTIONS, *_EXTREME, "ArgMax", "ArgMin"])
 
 
 def reduction(op_type: str, attributes: Attributes, dtype: str) -> Reduction | None:
-    """Return how a reduction operator accumulates values of a type, or None if it is not supported."""
+    """Return the accumulation of a reduction operator for an element type, or None if it is not supported."""
     kind = np.dtype(dtype).kind
     if op_type in ("ArgMax", "ArgMin"):
         if kind == "b":

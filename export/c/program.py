@@ -1,4 +1,4 @@
-"""Tensors, views and operations: the form of a model between its ONNX nodes and C text.
+"""Tensors, views and operations: the intermediate representation between ONNX nodes and C source.
 
 A value of the model is a :class:`View` of a :class:`Tensor`. Operators that only move elements (Transpose, Slice,
 Reshape, …) change strides instead of writing a tensor. All other operators are one of the operations below.
@@ -35,7 +35,7 @@ class Tensor:
     """A row-major array in memory.
 
     Attributes:
-        dtype: the name of a numpy type, a key of ``C_TYPES``.
+        dtype: the name of a NumPy type, a key of ``C_TYPES``.
         name: the name of the value in the model, for comments and messages.
         role: where it is stored: ``temporary`` (in the arena), ``input``, ``output``, ``state`` or ``constant``.
         data: the elements of a constant.
@@ -73,7 +73,7 @@ def row_major(shape: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class View:
-    """Elements of a tensor: element i is at ``offset`` + Σ i·stride."""
+    """A strided view of a tensor: the element with indices i is at ``offset`` + Σ i·stride, in elements."""
 
     tensor: Tensor
     shape: Shape
@@ -90,7 +90,7 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the view has all elements of its tensor, in their order in memory."""
+        """Whether the view contains all elements of its tensor in memory order."""
         return self.offset == 0 and self.size == self.tensor.size and self.is_contiguous
 
     @property
@@ -133,7 +133,7 @@ class View:
 
 
 def _runs(view: View) -> list[tuple[int, int]]:
-    """Return the sizes and strides of the fewest axes that describe ``view``."""
+    """Return the (size, stride) pairs of ``view`` after merging as many axes as possible."""
     runs: list[tuple[int, int]] = []
     for n, stride in zip(view.shape, view.strides, strict=True):
         if n == 1:
@@ -146,7 +146,7 @@ def _runs(view: View) -> list[tuple[int, int]]:
 
 
 def squeezed(shape: Shape, strides: Shape) -> Shape:
-    """Return the strides of axes longer than 1."""
+    """Return the strides of the axes that are longer than 1."""
     return tuple(s for n, s in zip(shape, strides, strict=True) if n != 1)
 
 
@@ -155,7 +155,7 @@ def squeezed(shape: Shape, strides: Shape) -> Shape:
 
 @dataclass(eq=False)
 class Operation:
-    """A computation that writes tensors. ``node`` describes the ONNX node that it comes from."""
+    """A computation that writes tensors; ``node`` describes its ONNX node in comments and messages."""
 
     node: str = field(kw_only=True, default="")
 
@@ -165,13 +165,13 @@ class Operation:
 
     @property
     def views(self) -> list[View]:
-        """The views that are read, in the order of arguments."""
+        """The views that the operation reads, in argument order."""
         raise NotImplementedError
 
 
 @dataclass(eq=False)
 class Element(Operation):
-    """An operation with a single output that loops compute element by element, so that several share one loop."""
+    """An operation with one output that is computed element by element, so that several can share one loop."""
 
     out: Tensor
 
@@ -184,7 +184,7 @@ class Element(Operation):
 class Map(Element):
     """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``.
 
-    With ``again``, it computes the result of another Map for late readers.
+    If ``again`` is set, it recomputes the result of another Map for late readers.
     """
 
     template: str
@@ -198,17 +198,20 @@ class Map(Element):
 
 @dataclass(eq=False)
 class Reduction:
-    """How a reduction accumulates: C text with {a} the accumulator, {v} the value, {r} its index, {n} their number."""
+    """The steps of a reduction as C text, with {a} the accumulator, {v} the value, {r} its index, {n} the count."""
 
     start: str
     step: str
     finish: str = "{a}"
-    before: str = ""  # a declaration before the loop; {t} is the type of values
+    before: str = ""  # a declaration before the loop; {t} is the C type of the values
 
 
 @dataclass(eq=False)
 class Reduce(Element):
-    """A reduction of ``operand`` along ``axes``; ``inner`` are Maps in its shape that only it reads, in order."""
+    """A reduction of ``operand`` along ``axes``.
+
+    ``inner`` are the Maps fused into its loop, in order; they have the shape of ``operand``.
+    """
 
     how: Reduction
     operand: View
@@ -230,8 +233,9 @@ Argument: TypeAlias = "View | Tensor | int | str | tuple[int, ...]"
 class Rows(Element):
     """A sum of products, such as a convolution: a kernel computes several consecutive elements of a row at once.
 
-    ``arguments`` follow the tile and its length: a View in the shape of ``out`` passes the address of its first
-    element, a Tensor its beginning, numbers are literals, and a tuple is a constant array of ints.
+    ``function`` is called with the tile, its length and ``arguments``. A View of the shape of ``out`` is passed as the
+    address of the element at the tile's start, a Tensor as its base address, a number as a literal, and a tuple as a
+    constant array of ints.
     """
 
     function: str
@@ -244,12 +248,12 @@ class Rows(Element):
 
 @dataclass(eq=False)
 class Call(Operation):
-    """A call of a kernel with addresses of whole tensors; ``out`` may contain None for outputs that nothing reads."""
+    """A kernel call with base addresses of tensors; ``out`` contains None for outputs that nothing reads."""
 
     out: list[Tensor | None]
     function: str
     arguments: list[Argument | None]
-    checks: bool = False  # whether it checks indices, and may fail
+    checks: bool = False  # whether the kernel checks indices and may fail
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -262,10 +266,10 @@ class Call(Operation):
 
 @dataclass(eq=False)
 class Assemble(Operation):
-    """A tensor put together: parts are copied into ranges of ``out``, after ``fill`` is written everywhere."""
+    """A tensor assembled from parts: ``out`` is filled with ``fill``, then each part is copied into a range of it."""
 
     out: Tensor
-    parts: list[tuple[View, View]]  # from, to
+    parts: list[tuple[View, View]]  # source, destination
     fill: str | None = None
 
     @property
@@ -282,11 +286,11 @@ class Repeat(Operation):
     """A Scan: ``body`` runs once per step.
 
     Attributes:
-        carried: for each state the first value, the tensor within the body, and the body's result.
-        slices: for each scanned input the whole tensor, the tensor within the body, and whether to read backwards.
-        stacked: for each scanned output the whole tensor, the body's result, and whether to write backwards.
+        carried: for each state, the initial value, the body's input and the body's result.
+        slices: for each scan input, the whole tensor, the body's input, and whether to read backwards.
+        stacked: for each scan output, the whole tensor, the body's result, and whether to write backwards.
         last: the final states.
-        captured: tensors outside that the body reads.
+        captured: outer tensors that the body reads.
     """
 
     steps: int
@@ -311,7 +315,7 @@ class Repeat(Operation):
 
 @dataclass
 class Program:
-    """Operations in an order in which they may run."""
+    """Operations in topological order, with their inputs and outputs."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: dict[str, Tensor] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""Compute cheap tensors again for late readers, so that they are not kept from the forward to the backward pass.
+"""Recompute cheap tensors for late readers, instead of storing them from the forward to the backward pass.
 
-A tensor is cheap if Maps without exponentials compute it from tensors that live until its last reader anyway, such as
-Relu of a BatchNormalization, from the input of the normalisation. The results are the same, bit for bit.
+A tensor is cheap if Maps without slow functions (such as exp) compute it from tensors that stay in memory until its
+last reader anyway. An example is the Relu of a BatchNormalization, computed from the input of the normalisation.
+Results stay bit-identical.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LONGEST_CHAIN = 16
 
 @dataclass
 class Again:
-    """A tensor with its copy for the readers ``late``, and the operations that compute the copy."""
+    """A tensor, its recomputed ``copy`` for the readers ``late``, and the operations ``added`` to compute the copy."""
 
     tensor: Tensor
     copy: Tensor
@@ -29,7 +30,7 @@ class Again:
 
 
 def recomputed(program: Program, plan: Plan) -> list[Again]:
-    """Change the late readers of cheap tensors that live when the arena of ``plan`` is fullest; return the changes."""
+    """Recompute cheap tensors that are alive at the peak of ``plan`` for their readers after it; return the changes."""
     place = {o: i for i, s in enumerate(plan.statements) for o in s.group.operations}
     for s in plan.statements:
         for o in s.group.operations:
@@ -62,7 +63,7 @@ def recomputed(program: Program, plan: Plan) -> list[Again]:
 
 
 def _chain(tensor: Tensor, makers: dict[Tensor, Operation], stored: set[Tensor]) -> list[Map] | None:
-    """Return the Maps that compute ``tensor`` from stored tensors, in order; None if that is slow."""
+    """Return the Maps that compute ``tensor`` from stored tensors, in order; None if that would be slow."""
     chain: list[Map] = []
     waiting = [tensor]
     while waiting:
@@ -75,7 +76,7 @@ def _chain(tensor: Tensor, makers: dict[Tensor, Operation], stored: set[Tensor])
         waiting += [v.tensor for v in maker.operands if v.tensor in makers and v.tensor not in stored]
         if any(v.tensor not in stored and not isinstance(makers.get(v.tensor), Map) and v.tensor in makers
                for v in maker.operands):  # fmt: skip
-            return None  # a product that only this loop has
+            return None  # a product that is never stored
     order = {o: i for i, o in enumerate(makers.values())}
     return sorted(chain, key=order.__getitem__)
 
@@ -93,7 +94,7 @@ def _copy(program: Program, tensor: Tensor, chain: list[Map], late: list[Operati
 
 
 def undo(program: Program, changes: list[Again]) -> None:
-    """Undo the changes of ``recomputed``."""
+    """Revert ``changes``, as returned by ``recomputed``."""
     for change in changes:
         for o in change.late:
             _substitute(o, {change.copy: change.tensor})
@@ -106,7 +107,7 @@ def _of(view: View, copies: dict[Tensor, Tensor]) -> View:
 
 
 def _substitute(o: Operation, copies: dict[Tensor, Tensor]) -> None:
-    """Make ``o`` read other tensors, in place."""
+    """Replace the tensors that ``o`` reads, in place: keys of ``copies`` by their values."""
     if isinstance(o, Map):
         o.operands = [_of(v, copies) for v in o.operands]
     elif isinstance(o, Reduce):

@@ -1,9 +1,9 @@
-"""Writing ONNX nodes so that formulas read like mathematics.
+"""Write ONNX nodes so that code reads like formulas.
 
-``Builder`` appends nodes: ``op.Exp(x)``, ``op.Concat(a, b, axis=1)``, ``op.TopK(x, k, outputs=2)`` (inputs in the
-order of the ONNX specification, attributes by keyword, always of opset 21). ``Var`` is a value with overloaded
-operators. A Python number takes its element type through the schema's type variable: in ``op.Where(c, 1.0, y)`` the
-``1.0`` has the type of ``y``, because Where's schema calls both ``T``.
+``Builder`` appends nodes: ``op.Exp(x)``, ``op.Concat(a, b, axis=1)``, ``op.TopK(x, k, outputs=2)`` (inputs in the order
+of the ONNX specification, attributes by keyword, always of opset 21). ``Var`` is a value with overloaded operators. The
+element type of a Python number follows from the operator's schema: in ``op.Where(c, 1.0, y)``, the ``1.0`` has the type
+of ``y``, because both have the type variable ``T`` in the schema of Where.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ else:
 Number = bool | int | float
 Array = Number | Sequence[Any] | np.ndarray
 
-FAN_OUT = 256  # most uses of a shared constant, then it is copied: session creation is quadratic in a value's uses
+FAN_OUT = 256  # maximum uses of a shared constant before it is copied: session creation is quadratic in them
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Var:
     """A value of the graph under construction, with arithmetic operators.
 
-    Comparisons ``< <= > >=`` return boolean Vars; ``==`` stays identity, so write ``op.Equal``.
+    Comparisons ``< <= > >=`` return boolean Vars. ``==`` compares identity; use ``op.Equal`` for elements.
     """
 
     op: Builder
@@ -158,9 +158,9 @@ class Builder(OperatorCalls):
     """A writer of nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names already used in the graph; read only when the first new name is needed, as many passes write
-            nothing.
-        scope: prefix of new names, which shows where a node comes from.
+        taken: the names already used in the graph. It is iterated only when the first new name is needed, as many
+            passes write no nodes.
+        scope: the prefix of new names, which shows the origin of a node.
         named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
 
@@ -328,7 +328,7 @@ class Builder(OperatorCalls):
     # --- constants ---
 
     def const(self, value: Any, dtype: ir.DataType | None = None) -> Var:
-        """Return a constant of the graph; Python ints become int64, floats float32 unless ``dtype`` says otherwise."""
+        """Return a constant of the graph; without ``dtype``, Python ints become int64 and floats float32."""
         if isinstance(value, Var):
             return value
         array = _as_array(value, dtype)
@@ -422,7 +422,7 @@ class Builder(OperatorCalls):
         return filled
 
     def like(self, x: Var, model: Var) -> Var:
-        """Return ``x``; if its shape is unknown, record the shape of ``model`` for it. No node is emitted."""
+        """Return ``x``; if its shape is unknown, give it the shape of ``model``. No node is emitted."""
         if x.value.shape is None:
             shapes.record_shape(x.value, model.shape)
         return x

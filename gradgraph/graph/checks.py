@@ -25,7 +25,7 @@ NEWEST_OPSET = min(NEWEST_READ, onnx.defs.onnx_opset_version())
 OLDEST_IR = 3
 NEWEST_IR = 14
 NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of nested functions exceed it
-FINDINGS_LIMIT = 100  # findings collected at most; a damaged file may have one per node
+FINDINGS_LIMIT = 100  # maximum findings to collect; a damaged file may have one per node
 SIZE_LIMIT = 2**63 - 1  # bytes of one tensor
 UNNAMED = "gradgraph.unnamed"  # Node.meta key: gradgraph generated the name
 
@@ -36,11 +36,11 @@ FunctionId = tuple[str, str, str]
 
 
 def validate(model: ir.Model) -> None:
-    """Raise ModelError unless the model is well formed.
+    """Raise ModelError unless the model is well formed:
 
     1. IR version 3-14, ai.onnx at opset 1-28;
     2. at least one graph output, and each output has a producer;
-    3. names exist and are unique within a graph (initializers, node outputs; inputs and outputs of a function too);
+    3. initializers and node outputs have names that are unique within a graph, as have a function's inputs and outputs;
     4. every node input is a graph input, an initializer or the output of a node;
     5. tensors: known element type, no negative dimension, size below 2**63 bytes, at most MOST_AXES axes; the same
        limits for declared shapes of graph inputs;
@@ -134,7 +134,7 @@ def _dangles(value: ir.Value) -> bool:
 
 
 def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
-    """Raise ModelError if the nodes of ``graph`` form a cycle, also through values that subgraphs read."""
+    """Raise ModelError if the nodes of ``graph`` form a cycle, including cycles through values that subgraphs read."""
     if in_order(graph):
         return
     waits: dict[ir.Node, int] = {}
@@ -226,7 +226,7 @@ def describe(node: ir.Node) -> str:
 
 
 def beyond_limits(shape: ir.Shape) -> str | None:
-    """Return why no array can have ``shape``, in words that follow "with"; None if one can. Ignores unknown sizes."""
+    """Return why no array can have ``shape``, as a phrase for after "with"; None if one can. Ignores unknown sizes."""
     if len(shape) > MOST_AXES:
         return f"{len(shape)} axes, more than the {MOST_AXES} that NumPy supports"
     sizes = [d for d in known_sizes(shape) if d > 0]
@@ -257,7 +257,7 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
     if any(d < 0 for d in dims):
         raise failure(f"has a negative dimension in {shown(dims)}", "export or download the model again")
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
-    rows = math.prod(d for d in dims if d)  # zeros are skipped: NumPy rejects empty arrays with huge other sizes, too
+    rows = math.prod(d for d in dims if d)  # zeros are skipped: NumPy also rejects empty arrays with other huge sizes
     if rows * max(bits // 8, 1) > SIZE_LIMIT:
         raise failure(
             f"has shape {shown(dims)}, which needs more than 2**63 bytes", "export or download the model again"

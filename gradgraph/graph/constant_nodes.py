@@ -1,4 +1,4 @@
-"""Constant nodes converted to initializers: for the normal form, and at load for files that keep weights in them."""
+"""Convert Constant nodes to initializers: for the normal form, and for files that store weights in Constant nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 
 import onnx_ir as ir
 
-_WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may copy to another file
-_MANY = 4  # Constant nodes per initializer above which initializers are the exception
+_WERE_NODES = "gradgraph.weights_were_nodes"  # metadata key of a model; surgery may copy it to another file
+_MANY = 4  # more Constant nodes per initializer than this: weights are in Constant nodes
 SEPARATE = 4  # from this IR version on, initializers need not be inputs
 _COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)  # types without learned numbers
 
@@ -16,8 +16,8 @@ def lift_weights(model: ir.Model) -> None:
     """Convert the Constant nodes of ``model`` to initializers, in place, if the model stores its weights in them.
 
     PaddlePaddle's exporter, ndonnx, and PyTorch's exporter of frozen scripts write no initializers; later tools may add
-    a few. Which of the converted tensors are weights is then decided as for any initializer. In all other files, a
-    Constant node is a constant of a formula and is left unchanged.
+    a few. Which of the converted tensors are weights is then decided as for any initializer. In all other files,
+    Constant nodes contain constants of formulas and are left unchanged.
     """
     graphs = (model.graph, *model.graph.subgraphs())
     nodes = [(graph, node, t) for graph in graphs for node in graph if (t := tensor_in(node)) is not None]
@@ -33,9 +33,10 @@ def lift_weights(model: ir.Model) -> None:
 
 
 def set_ir_version(model: ir.Model, version: int) -> None:
-    """Set the IR version of ``model``, in place; initializers that had to be inputs before are inputs no longer.
+    """Set the IR version of ``model`` in place, and remove initializers from its inputs if older versions required it.
 
-    They were constants to onnxruntime, which would now read them as defaults that a caller may override.
+    Such initializers were constants to onnxruntime. At the new version, it would treat them as default values of inputs
+    that a caller may override.
     """
     if model.ir_version < SEPARATE <= version:
         model.graph.inputs[:] = [v for v in model.graph.inputs if not v.is_initializer()]
@@ -48,7 +49,7 @@ def weights_were_nodes(model: ir.Model) -> bool:
 
 
 def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
-    """Return the tensor in a Constant node; None for numbers and strings, and for other nodes."""
+    """Return the tensor of a Constant node; None for strings, for other forms of value, and for other nodes."""
     if node.op_type != "Constant" or node.domain or "value" not in node.attributes:
         return None
     tensor = node.attributes.get_tensor("value")
@@ -56,9 +57,7 @@ def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph) -> ir.Value | None:
-    """Replace ``node``, which has one output, with an initializer of ``home`` and return it; None if the node must
-    stay.
-    """
+    """Replace a Constant node by an initializer of ``home`` and return it; None if the node must stay."""
     old, graph = node.outputs[0], node.graph
     assert graph is not None
     if old.is_graph_output() and graph is not home:
@@ -73,7 +72,7 @@ def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph)
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Return a copy of ``tensor`` called ``name``, as onnx-ir renames in place; external data stay in their file."""
+    """Return a copy of ``tensor`` named ``name``; onnx-ir renames in place. External data are not read."""
     if isinstance(tensor, ir.ExternalTensor):
         twin = copy.copy(tensor)
         twin.name = name or ""

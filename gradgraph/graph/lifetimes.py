@@ -1,4 +1,4 @@
-"""Memory of values over a run: their sizes, the views that share memory, and the bytes alive at each node."""
+"""Memory of values during execution: sizes, views that share memory, and the bytes alive at each node."""
 
 from __future__ import annotations
 

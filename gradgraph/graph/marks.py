@@ -45,7 +45,7 @@ def forget_detached(nodes: Iterable[ir.Node]) -> None:
 
 
 def mark_precision(node: ir.Node, is_read: bool) -> None:
-    """Mark a Cast of mixed precision, to low precision if ``is_read``, otherwise back from it."""
+    """Mark a Cast of mixed precision: to low precision if ``is_read``, otherwise back to the original type."""
     node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
 
 

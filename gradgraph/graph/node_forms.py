@@ -1,8 +1,8 @@
-"""Checks that a node is a well-formed call of its operator, by its schema and the assumptions of ONNX shape inference.
+"""Check that nodes match their operators' schemas and the assumptions of ONNX shape inference.
 
-ONNX shape inference, in C++, crashes or never returns on some malformed nodes. So nodes are checked before any library
-reads them, in files (``call_in_file``) and in memory (``call_in_memory``). Operators of custom domains have no schema
-and are not checked.
+ONNX shape inference, in C++, crashes or never returns on some malformed nodes. Nodes are therefore checked before any
+library reads them, in files (``call_in_file``) and in memory (``call_in_memory``). Operators of custom domains have no
+schema and are not checked.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _GRAPH = int(ir.AttributeType.GRAPH)
 
 
 class Call(NamedTuple):
-    """The form of a node: its operator and arity without names and values, so that equal calls are checked once."""
+    """The form of a node: operator and arity without names and values, so that equal forms are checked only once."""
 
     op_type: str
     opset: int
     inputs: tuple[bool, ...]  # False for an omitted one
     outputs: int
-    attributes: tuple[tuple[str, int], ...]  # with their types; 0 for a reference to a function attribute
+    attributes: tuple[tuple[str, int], ...]  # names and types; type 0: a reference to a function attribute
 
 
 class Body(NamedTuple):
-    """The number of inputs and outputs of a graph that is an attribute."""
+    """The number of inputs and outputs of a subgraph in an attribute."""
 
     inputs: int
     outputs: int
@@ -107,7 +107,7 @@ def _value_in_memory(attr: ir.Attr) -> Any:
     return attr.value
 
 
-# --- what schemas say ---------------------------------------------------------------------------------
+# --- checks by schema ---------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,7 +118,7 @@ def _faults(call: Call) -> tuple[_Fault, ...]:
     return (*_arity(call, schema), *_attributes(call, schema))
 
 
-# onnxruntime accepts them at any opset: its optimiser writes the first, and the second was experimental before opset 10
+# onnxruntime accepts them at any opset: its optimiser writes the first; the second was experimental before opset 10
 _OF_ANY_OPSET = frozenset({"LayerNormalization", "ThresholdedRelu"})
 _WITHOUT_MEANING = "consumed_inputs"  # BatchNormalization requires it at opset 1
 
@@ -213,7 +213,7 @@ WIDEST = 2**22  # elements of an axis covered by one window; gradients of pools 
 
 def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     for name in ("to", "softmax_precision"):
-        if isinstance(kind := values.get(name), int) and kind not in _TYPES:  # before opset 6, Cast has its name
+        if isinstance(kind := values.get(name), int) and kind not in _TYPES:  # the type's name before opset 6
             yield _Fault(f"is element type {kind}, which ONNX does not define", "", "correct it", name)
     if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
         yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")

@@ -27,13 +27,13 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
-    """Return the first input of the node that computes ``value`` if its operator is one of ``op_types``, else None."""
+    """Return the first input of the node that computes ``value`` if that is one of ``op_types``, else None."""
     node = made_by(value, *op_types)
     return None if node is None else input_at(node, 0)
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Whether ``reader`` alone reads ``value``, at one input and in the same graph; a body may run several times."""
+    """Whether ``value`` has a single use: an input of ``reader``, in the same graph. A body may run several times."""
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]

@@ -1,4 +1,4 @@
-"""Prune: remove nodes and initializers that no output needs.
+"""Remove nodes and initializers that no graph output depends on.
 
 1. A node is removed if neither a node nor the graph's outputs read any of its outputs. The walk is backwards, so values
    that only this node or its bodies needed are removed, too.
@@ -29,7 +29,7 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """Return the nodes that ``results`` depend on, in order, and all values read by them, with ``results``.
+    """Return the nodes that ``results`` depend on, in order, and the set of values they read, plus ``results``.
 
     Args:
         nodes: all nodes, in topological order.
@@ -90,7 +90,7 @@ def detach(node: ir.Node) -> None:
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
-    """Drop trailing unread outputs of an If, Loop or Scan and its bodies, but no states and not the first output."""
+    """Drop trailing unread outputs of an If, Loop or Scan and of its bodies, except states and the first output."""
     kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)

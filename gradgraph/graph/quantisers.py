@@ -1,4 +1,4 @@
-"""Quantisers: floats as integers of few bits, ``w = (q - z)·s``.
+"""Quantisers: floats w stored as low-bit integers q, with ``w = (q - z)·s``.
 
 A scale s and a zero point z are per tensor, per slice of an axis, or per block along it, as in the operators
 QuantizeLinear, DequantizeLinear and MatMulNBits.
@@ -50,8 +50,8 @@ class Quantiser:
     """The mapping between floats and integers.
 
     Attributes:
-        scales: the scales s, of shape [] or [1] for one per tensor, [slices] for one per slice of ``axis``, or the
-            shape of the floats with the number of blocks on ``axis``.
+        scales: the scales s. The shape is [] or [1] for one scale per tensor, [slices] for one per slice of ``axis``,
+            or the shape of the floats with the number of blocks on ``axis``.
         points: the zero points z, of the same shape as ``scales``; None if all are zero.
         limits: the smallest and largest integer.
         axis: the axis along which scales differ.
@@ -72,7 +72,7 @@ class Quantiser:
         return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
 
     def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
-        """Return ``clip(round(w/s) + z)``, rounded to even, as ``dtype``; copies ``floats`` once."""
+        """Return ``clip(round(w/s) + z)`` as ``dtype``, rounding half to even; copies ``floats`` once."""
         whole = np.asarray(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
         np.rint(whole, out=whole)
         if self.points is not None and self.points.any():
@@ -107,9 +107,9 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """Return a quantiser fitted as by ``fitted``; groups for which the current scale is as accurate keep it.
+        """Return ``self.fitted(...)``, but keep the current scale of each group for which it is as accurate.
 
-        Numbers that did not change are then stored unchanged, bit for bit.
+        Floats that did not change are then quantised to the same integers as before.
         """
         new = self.fitted(floats, middle, signed)
         assert new.points is not None

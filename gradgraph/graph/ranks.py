@@ -1,7 +1,7 @@
-"""Ranks of the inputs and outputs of operators: one table, as runtimes accept them.
+"""The table of ranks allowed for the inputs and outputs of operators.
 
-Forms that runtimes accept although ONNX does not (a scalar for a one-element vector) are not in the table:
-``repair.py`` rewrites them.
+Runtimes accept a few forms that ONNX does not allow, such as a scalar for a one-element vector. They are not in the
+table: ``repair.py`` rewrites them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Axes:
         return self.least <= len(shape) <= self.most
 
     def __str__(self) -> str:
-        """Return the allowed ranks in words that follow "which must"."""
+        """Return the allowed ranks as a phrase for after "which must"."""
         if self.most == 0:
             return "be one number, without an axis"
         if self.least == self.most == 1:
@@ -37,7 +37,7 @@ class Axes:
 
 _ANY = Axes(0, MOST_AXES)
 
-# inputs, then -> outputs: "1" is one axis, "1+" one or more, "0-1" a scalar or a vector, "*" anything
+# inputs -> outputs: "1" is one axis, "1+" one or more, "0-1" a scalar or a vector, "*" anything
 _TABLE = {
     "AffineGrid": "3 1 -> 4-5",
     "AveragePool": "3+ -> 3+",

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
-Schema: TypeAlias = Any  # an onnx.defs.OpSchema, which ONNX's stubs describe only in part
+Schema: TypeAlias = Any  # an onnx.defs.OpSchema; ONNX's type stubs are incomplete
 
 _SINGLE = onnx.defs.OpSchema.FormalParameterOption.Single
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -104,7 +104,7 @@ def signature(op_type: str, opset: int) -> Signature | None:
 
 
 def _widened(allowed: Iterable[str]) -> frozenset[str]:
-    """Return the type names ``allowed``, with a double for each float: reference evaluators run models in double."""
+    """Return the type names ``allowed``, adding double where float is allowed: reference evaluators run in double."""
     return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
 
 

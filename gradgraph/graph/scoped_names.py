@@ -1,11 +1,11 @@
-"""Names of new values: the scope, then the own name, shortened for deeply nested scopes."""
+"""Names of new values: ``scope/name``, shortened for deeply nested scopes."""
 
 from __future__ import annotations
 
-LONGEST = 120  # characters of a composed name; otherwise it would double with each level of nesting
+LONGEST = 120  # maximum characters of a composed name, which would otherwise double with each level of nesting
 LEFT_OUT = "/../"
 
-# the domain of the functions that named operators become in a saved step
+# the domain of the model-local functions that stand for named operators in a saved step
 DOMAIN = "gradgraph"
 VERSION = 1
 
@@ -13,8 +13,8 @@ VERSION = 1
 def scoped(scope: str, name: str) -> str:
     """Return ``scope/name``, such as ``grad/conv/Mul``.
 
-    Scopes of ``name`` that ``scope`` begins with are not repeated; if the result is too long, scopes in the middle are
-    dropped.
+    Leading scopes that ``name`` shares with ``scope`` are not repeated. If the result is too long, scopes in the middle
+    are dropped.
     """
     return _shortened(f"{scope}/{_beyond(scope, name)}" if scope else name)
 

@@ -19,7 +19,7 @@ from gradgraph.graph.shapes import (
 )
 from gradgraph.graph.size_rules import Rules
 
-_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference has failed and need not be repeated
+_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and need not be repeated
 
 
 def shape_of(value: ir.Value | None) -> Shape | None:
@@ -30,7 +30,7 @@ def shape_of(value: ir.Value | None) -> Shape | None:
 
 
 def reset_inference(values: Iterable[ir.Value]) -> None:
-    """Make ``shape_of`` retry failed inference for each of ``values`` whose node now has an input of known shape."""
+    """Allow ``shape_of`` to retry failed inference for ``values`` whose node now has an input of known shape."""
     for value in values:
         node = value.producer()
         read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
@@ -68,7 +68,7 @@ def _measured(value: ir.Value) -> ir.Value:
 
 
 def _infer_back(value: ir.Value) -> None:
-    """Infer ``value`` after all its producers of unknown shape (with a stack, not recursion)."""
+    """Infer the shape of ``value``, after those of all preceding values of unknown shape, without recursion."""
     stack = [value.producer()]
     while stack:
         node = stack[-1]

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import schema_of
 
-OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
+OPSET = 21  # the opset of the normal form: the newest for which stock onnxruntime has all of its CPU kernels
 IR_VERSION = 10
 
 Dim = int | str | None
@@ -33,7 +33,7 @@ def recorded_shape(value: ir.Value | None) -> Shape | None:
 
 
 def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
-    """Return the shape in a protobuf type, or of elements of a sequence or optional; None if it has none."""
+    """Return the shape in a protobuf type (for a sequence or optional, that of its elements); None if it has none."""
     held = None if kind is None else kind.WhichOneof("value")
     if kind is None or held not in ("tensor_type", "sparse_tensor_type", "sequence_type", "optional_type"):
         return None
@@ -95,7 +95,7 @@ def differ(a: Dim, b: Dim) -> bool:
 
 
 def clash(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
-    """Whether ``a`` and ``b`` have different numbers on any axis; ranks are not compared."""
+    """Whether ``a`` and ``b`` have different known sizes on any axis; ranks are not compared."""
     return any(map(differ, a, b))
 
 
@@ -223,7 +223,7 @@ def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
 
 
 def of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """Return the sizes that all elements of the output sequence share, or None if the rank is unknown or not shared."""
+    """Return the shape that all elements of the output sequence share; None if the rank is unknown or differs."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
@@ -232,14 +232,14 @@ def of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Return the sizes that ``a`` and ``b`` agree on, None on other axes; None if the ranks are unknown or differ."""
+    """Return the sizes equal in ``a`` and ``b``, None for other axes; None if the ranks are unknown or differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
 
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """Return the rank of the first output if ONNX infers none, as for unknown kernel sizes, or None if unknown."""
+    """Return the rank of the first output where ONNX infers none, such as for unknown kernel sizes; None if unknown."""
     if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
         return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
@@ -328,11 +328,11 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return None
 
 
-FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weights never are
+FOLD_LIMIT = 1024  # maximum elements: shape arithmetic is folded as it is written, weights never are
 
 
 def small_constant(value: ir.Value | None) -> np.ndarray | None:
-    """Return ``constant_of(value)`` if it has at most FOLD_LIMIT elements, else None, without reading it."""
+    """Return ``constant_of(value)`` if it has at most FOLD_LIMIT elements; otherwise None, without reading the data."""
     if value is None:
         return None
     if (tensor := value.const_value) is None:

@@ -1,6 +1,6 @@
-"""What rules for sizes see of an inference: sizes with names, and the elements of small integer vectors.
+"""The context of shape inference rules: symbolic sizes, and the elements of small integer vectors.
 
-A size that the rules express by a formula (``floor(h/2)``) gets a generated name, the same for equal formulas.
+A size that the rules express as a formula, such as ``floor(h/2)``, gets a generated name; equal formulas share one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gradgraph.graph import shapes
 from gradgraph.graph.ranks import MOST_AXES
 
 GENERATED = "unk__"
-PLAIN = re.compile(r"[^\W\d][\w.]*")  # names that the package does not read as formulas
-MOST_DATA = 64  # elements of a vector whose values are followed
+PLAIN = re.compile(r"[^\W\d][\w.]*")  # names that onnx-shape-inference does not parse as formulas
+MOST_DATA = 64  # maximum elements of a vector whose values are tracked
 _MOST_SIZE = 2**63 - 1
-_MOST_FORMULA = 100  # characters of the formula of an element; longer ones get a name
+_MOST_FORMULA = 100  # maximum characters of the formula of an element; longer ones are replaced by a name
 _SYMBOL = ir.SymbolicDim
 
 
 class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has no types
-    """What a rule sees of an inference: of a whole model, with names for unknown sizes, or of nodes, without."""
+    """A context for rules: with a model, unknown sizes get names; without one, for single nodes, they stay unknown."""
 
     def __init__(self, model: ir.Model | None = None) -> None:
         super().__init__({"": shapes.OPSET, **({} if model is None else model.opset_imports)})
@@ -70,13 +70,16 @@ class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has n
         return self.name_of(name).value
 
     def name_of(self, formula: str) -> ir.SymbolicDim:
-        """Return the name of the size that ``formula`` computes, the same for equal formulas."""
+        """Return the symbolic size for a formula; equal formulas share one in the inference of a model."""
         if formula not in self._formulas or not self._named:
             self._formulas[formula] = self.new_symbolic_dim()
         return self._formulas[formula]
 
     def quotient(self, dims: Sequence[shapes.Dim], others: Sequence[shapes.Dim]) -> shapes.Dim:
-        """Return the product of ``dims`` divided by that of ``others``, by a name if it is no number or one symbol."""
+        """Return the product of ``dims`` divided by the product of ``others``; None if unknown.
+
+        A quotient that is neither a number nor a single symbol gets a generated name.
+        """
         if None in (*dims, *others):
             return None
         left, below = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
@@ -115,17 +118,17 @@ class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has n
 
 
 def _is_short(element: Any) -> bool:
-    """Whether an element of a vector does not grow without bound, as products of products would."""
+    """Whether an element of a vector is within the limits on numbers and formulas."""
     return abs(element) <= _MOST_SIZE if isinstance(element, int) else len(element.value or "") <= _MOST_FORMULA
 
 
 def is_generated(dim: shapes.Dim) -> bool:
-    """Whether inference generated this name of a dimension."""
+    """Whether ``dim`` is a name that inference generated."""
     return isinstance(dim, str) and dim.startswith(GENERATED)
 
 
 def better(old: shapes.Dim, new: shapes.Dim) -> shapes.Dim:
-    """Return the better known of two sizes: a number, then a name of the model, then a generated name; else ``old``."""
+    """Return the more specific of two sizes: number > name from the model > generated name > None; ``old`` if equal."""
 
     def rank(d: shapes.Dim) -> int:
         return 3 if isinstance(d, int) else 0 if d is None else 1 if is_generated(d) else 2

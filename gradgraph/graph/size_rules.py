@@ -25,7 +25,7 @@ registry.collect()
 
 
 def _broadcast_dim(a: Any, b: Any) -> Any:
-    """As in the package, but two names may each stand for 1."""
+    """Broadcast two sizes like the package, except that two different names give an unknown size: either may be 1."""
     if isinstance(a, int) and isinstance(b, int):
         return a if a == b or b == 1 else b if a == 1 else None
     if a == 1 or b == 1:
@@ -39,15 +39,15 @@ _broadcast._broadcast_dim = _broadcast_dim
 
 
 class Rules(Context):
-    """An inference by the rules."""
+    """A run of shape and type inference."""
 
     def __init__(self, model: ir.Model | None = None) -> None:
         super().__init__(model)
         self.failed: list[tuple[ir.Node, Exception]] = []
 
     def infer_model(self, model: ir.Model, every: bool = False) -> None:
-        """Infer all nodes of ``model``; without ``every``, only those whose outputs are not known completely."""
-        plain: dict[str, str] = {}  # in place of names that the package would read as formulas, or reject
+        """Infer the outputs of all nodes; without ``every``, only of nodes with incompletely known outputs."""
+        plain: dict[str, str] = {}  # aliases for names that the package would parse as formulas, or reject
         named = [v for v in (*values_of(model), *model.graph.initializers.values()) if not shapes.is_static(v.shape)]
         _rename(named, lambda name: name if PLAIN.fullmatch(name) else plain.setdefault(name, f"{_ALIAS}{len(plain)}"))
         overridable = {v: v.const_value for v in model.graph.initializers.values() if v.is_graph_input()}
@@ -80,7 +80,7 @@ class Rules(Context):
             self.infer_node(node)
 
     def infer_node(self, node: ir.Node) -> None:
-        """Record the types and shapes of the outputs of ``node``, as far as its inputs determine them."""
+        """Record the types and shapes of the outputs of ``node`` as far as they follow from its inputs."""
         version = node.version or self.get_opset_version(node.domain)
         rule = (OWN.get(node.op_type) or registry.get("", node.op_type, version)) if node.domain == "" else None
         if _is_long(node):
@@ -96,13 +96,13 @@ class Rules(Context):
         try:
             rule(self, node)
         except ModelError:
-            raise  # of a rule that a user declared
-        except Exception as error:  # the rules raise whatever NumPy and Python do
+            raise  # raised by a rule that a user declared
+        except Exception as error:  # rules may raise any error of NumPy or Python
             self.failed.append((node, error))
 
 
 def _is_settled(node: ir.Node) -> bool:
-    """Whether inference cannot add to what is recorded of the outputs, nor follow their elements."""
+    """Whether inference can add nothing: the outputs are fully known, and none is a small integer vector to track."""
     return node.op_type not in WITH_BODIES and all(
         v.type is not None and shapes.is_static(v.shape) and not (v.type.dtype.is_integer() and len(v.shape or ()) < 2)
         for v in node.outputs
@@ -110,7 +110,7 @@ def _is_settled(node: ir.Node) -> bool:
 
 
 def _set_types(node: ir.Node, version: int) -> None:
-    """Record the types of outputs that share a type variable with an input, or have one type only."""
+    """Record the types of outputs that share a type variable with an input, or for which only one type is allowed."""
     declared = signature(node.op_type, version) if any(v.type is None for v in node.outputs) else None
     if declared is None:
         return
@@ -118,7 +118,7 @@ def _set_types(node: ir.Node, version: int) -> None:
     for i, value in enumerate(node.inputs):
         if value is not None and value.type is not None:
             variable = declared.formal(i, False).variable
-            given[variable] = value.type if given.get(variable, value.type) == value.type else None  # they disagree
+            given[variable] = value.type if given.get(variable, value.type) == value.type else None  # they differ
     for i, out in enumerate(node.outputs):
         formal = declared.formal(i, True)
         dtype = FIXED_TYPES.get(min(formal.allowed)) if len(formal.allowed) == 1 else None
@@ -130,7 +130,7 @@ _SIZES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
 
 
 def _is_long(node: ir.Node) -> bool:
-    """Whether the rules in the package would write out more elements than the file has."""
+    """Whether the package's rules would enumerate a huge number of elements or outputs, more than the file contains."""
     sizes = input_at(node, _SIZES[node.op_type]) if node.op_type in _SIZES else None
     lengths = [node.attributes.get_int("num_outputs", 0), *shapes.known_sizes(shapes.recorded_shape(sizes))]
     return any(length > _MOST_VECTOR for length in lengths)
@@ -145,7 +145,7 @@ def _rename(values: Iterable[ir.Value], new_name: Callable[[str], str]) -> None:
 
 
 def values_of(model: ir.Model) -> Iterator[ir.Value]:
-    """Yield the inputs and all computed values of ``model``, and of bodies."""
+    """Yield the inputs and all computed values of ``model`` and its subgraphs."""
     stack = [model.graph]
     while stack:
         graph = stack.pop()
@@ -156,7 +156,7 @@ def values_of(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def _by_onnx(rules: Rules, node: ir.Node) -> None:
-    """Infer an operator that only onnx knows, such as one that a user declared."""
+    """Infer a node by its ONNX schema, for operators without a rule, such as those that a user declared."""
     if any(v is not None and v.type is None for v in node.inputs):
         return
     version, given = node.version or rules.get_opset_version(node.domain), map(shapes.recorded_shape, node.inputs)

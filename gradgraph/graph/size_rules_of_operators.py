@@ -1,4 +1,4 @@
-"""Rules of single operators for types and shapes, where those of onnx-shape-inference are unsound or incomplete."""
+"""Type and shape rules for operators for which those of onnx-shape-inference are unsound or incomplete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.graph.nodes import input_at
 from gradgraph.graph.size_context import MOST_DATA, Context
 
 Rule = Callable[[Context, ir.Node], None]
-_FAR = 2**31 - 1  # as an end of a slice, the end of the axis
+_FAR = 2**31 - 1  # as the end of a slice: the end of the axis
 
 
 def _by_package(rules: Context, node: ir.Node) -> None:
@@ -24,7 +24,7 @@ def _by_package(rules: Context, node: ir.Node) -> None:
 
 
 def enter(rules: Context, node: ir.Node) -> None:
-    """Record what is known of the inputs of a body: types of the states of a Loop, also shapes of those of a Scan."""
+    """Record what is known about the inputs of a body: for a Loop, the types of states; for a Scan, also the shapes."""
     body = node.attributes["body"].as_graph()
     if node.op_type == "Loop":
         for outer, inner in zip(node.inputs[2:], body.inputs[2:], strict=False):
@@ -67,18 +67,21 @@ def _loop(rules: Context, node: ir.Node) -> None:
 
 
 def scaled_size(size: shapes.Dim, scale: float) -> shapes.Dim:
-    """Return the size that runtimes compute, which multiply in float32; None if it is not known."""
+    """Return ``size * scale`` as runtimes compute it, in float32; None if it is unknown."""
     return int(np.float32(size) * np.float32(scale)) if isinstance(size, int) else size if scale == 1 else None
 
 
 def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """Return the one of ``inputs`` that contains the scales of a Resize or Upsample at ``opset``, or None."""
+    """Return the item of ``inputs`` with the scales of a Resize or Upsample at ``opset``, or None."""
     i = 2 if op_type == "Resize" and opset >= 11 else 1
     return inputs[i] if i < len(inputs) else None
 
 
 def _resize(rules: Context, node: ir.Node) -> None:
-    """The package multiplies exactly, and rounds down where one scale is chosen for all axes."""
+    """Infer Resize or Upsample with float32 products, as runtimes compute them.
+
+    The package multiplies exactly, and rounds down where one scale is chosen for all axes.
+    """
     dims = shapes.recorded_shape(node.inputs[0])
     if dims is None:
         return
@@ -97,7 +100,7 @@ def _resize(rules: Context, node: ir.Node) -> None:
 
 
 def _proportional(node: ir.Node, dims: Sequence[shapes.Dim], sizes: Sequence[Any]) -> list[shapes.Dim]:
-    """Return the sizes of the resized axes for one scale, which ``keep_aspect_ratio_policy`` selects."""
+    """Return the sizes of the resized axes, with the common scale that ``keep_aspect_ratio_policy`` selects."""
     known, wanted = shapes.all_sizes(dims), shapes.all_sizes(sizes)
     if known is None or wanted is None or 0 in known:
         return [None] * len(dims)
@@ -107,14 +110,17 @@ def _proportional(node: ir.Node, dims: Sequence[shapes.Dim], sizes: Sequence[Any
 
 
 def _squeeze(rules: Context, node: ir.Node) -> None:
-    """Without axes, an axis of unknown size is removed if that happens to be 1, so even the rank is unknown."""
+    """Infer Squeeze if its axes, or all sizes of its input, are known.
+
+    Without axes, an axis of unknown size is removed if it happens to be 1, so that even the rank is unknown.
+    """
     axes = _numbers(rules, node, 1, "axes")
     if axes or (axes == [] and shapes.is_static(shapes.recorded_shape(node.inputs[0]))):
         _by_package(rules, node)
 
 
 def _concat(rules: Context, node: ir.Node) -> None:
-    """The package creates a name for each element of a vector."""
+    """Infer Concat, without the package for long vectors, as it creates a name for each element."""
     dims = [shapes.recorded_shape(v) for v in node.inputs]
     if any(length > MOST_DATA for d in dims if d and len(d) == 1 for length in shapes.known_sizes(d)):
         rules.record(
@@ -126,7 +132,7 @@ def _concat(rules: Context, node: ir.Node) -> None:
 
 
 def _split(rules: Context, node: ir.Node) -> None:
-    """The package takes computed parts to be equal."""
+    """Infer Split, without the package for sizes computed at run time, as it assumes equal parts."""
     dims, parts = shapes.recorded_shape(node.inputs[0]), _numbers(rules, node, 1, "split")
     if parts == [] or shapes.small_constant(input_at(node, 1)) is not None:
         _by_package(rules, node)
@@ -137,7 +143,11 @@ def _split(rules: Context, node: ir.Node) -> None:
 
 
 def _slice(rules: Context, node: ir.Node) -> None:
-    """The package takes computed axes and steps to be the defaults, and a size that is no number to reach the end."""
+    """Infer Slice.
+
+    The package assumes default values for axes and steps computed at run time, and assumes that a symbolic end reaches
+    the end of the axis.
+    """
     x, out = node.inputs[0], node.outputs[0]
     dims = None if x is None else shapes.recorded_shape(x)
     if x is None or dims is None:
@@ -168,7 +178,7 @@ _SLICED = ("starts", "ends", "axes", "steps")
 
 
 def _numbers(rules: Context, node: ir.Node, i: int, name: str = "") -> list[Any] | None:
-    """Return the numbers in an attribute or at input ``i``: none without either; None if they are computed."""
+    """Return the numbers in an attribute or at input ``i``: [] if both are absent; None if computed at run time."""
     value = input_at(node, i)
     given = node.attributes.get_ints(name) if name else None
     return list(given or ()) if value is None else rules.get_symbolic_value(value)
@@ -183,7 +193,7 @@ def _sliced(size: shapes.Dim, start: Any, end: Any, step: Any) -> shapes.Dim:
 
 
 def _reshape(rules: Context, node: ir.Node) -> None:
-    """Reshape without sympy, as most models do; the package loses the type if the length of the sizes is unknown."""
+    """Infer Reshape without sympy, for speed; the package also loses the type if the length of the sizes is unknown."""
     x, out = node.inputs[0], node.outputs[0]
     dims, sizes = shapes.recorded_shape(x), shapes.recorded_shape(input_at(node, 1))
     target = _numbers(rules, node, 1, "shape")
@@ -211,7 +221,7 @@ def _flatten(rules: Context, node: ir.Node) -> None:
 
 
 def _sequence(rules: Context, node: ir.Node) -> None:
-    """The package infers no sizes of elements: those that all elements share are recorded."""
+    """Infer a sequence operator, and record the sizes that all elements share, which the package does not infer."""
     _by_package(rules, node)
     given, out = [shapes.recorded_shape(v) for v in node.inputs], node.outputs[0]
     if node.op_type == "ConcatFromSequence":
@@ -224,7 +234,7 @@ def _sequence(rules: Context, node: ir.Node) -> None:
 
 
 def _unique(rules: Context, node: ir.Node) -> None:
-    """The package forgets the other axes."""
+    """Infer Unique; the package drops the sizes of the other axes."""
     dims, axis = shapes.recorded_shape(node.inputs[0]), node.attributes.get_int("axis", None)
     counted = None if axis is None or dims is None else axis % len(dims)
     first = [None] if axis is None else [None if a == counted else d for a, d in enumerate(dims or ())]

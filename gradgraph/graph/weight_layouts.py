@@ -1,7 +1,7 @@
 """Layouts of weights: which axes index a layer's output units, and which axis it sums over.
 
-They follow from the operator, never from the shape. ``gg.build`` records layouts before it adds a loss or a backward
-pass, whose nodes read weights, too, possibly transposed. If several layers read one weight, the first of them decides.
+Layouts follow from the operator, never from the shape. ``gg.build`` records layouts before it adds a loss or a backward
+pass, whose nodes also read weights, possibly transposed. If several layers read one weight, the first layer decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes
 
-_RECORDED = "gradgraph.layout"  # key in the meta of a value
+_RECORDED = "gradgraph.layout"  # Value.meta key
 _SAME = frozenset({"Cast", "CastLike", "DequantizeLinear", "Identity", "QuantizeLinear", "Slice", "Split"})
 _RESHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
@@ -85,7 +85,7 @@ def _einsum(node: ir.Node, place: int) -> Layout | None:
 
 
 def record_layouts(graph: ir.Graph) -> None:
-    """Record the layout in which each initializer of ``graph`` is read; existing records stay."""
+    """Record the layout in which each initializer of ``graph`` is read; existing records are kept."""
     new = [value for value in graph.initializers.values() if _RECORDED not in value.meta]
     places = {node: i for i, node in enumerate(graph.all_nodes())} if new else {}
     for value in new:
@@ -98,7 +98,7 @@ def carry_layout(weight: ir.Value, other: ir.Value) -> None:
 
 
 def layout_of(weight: ir.Value) -> Layout:
-    """Return the recorded layout of a weight; if none is recorded, the layout in which nodes read it now."""
+    """Return the recorded layout of a weight, or by default the layout in which its current readers read it."""
     recorded = weight.meta.get(_RECORDED)
     return recorded if isinstance(recorded, Layout) else _found(weight, {})
 
@@ -151,7 +151,7 @@ def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
 
 
 def _behind(node: ir.Node, place: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return ``axes``, as in ``_reads``, after a node that only copies, transposes or reshapes a weight, else None."""
+    """Return ``axes`` (see ``_reads``) after a node that only copies, transposes or reshapes a weight, else None."""
     if node.domain not in ("", "com.microsoft") or place:
         return None
     if node.op_type in _SAME:

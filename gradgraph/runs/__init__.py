@@ -1,4 +1,5 @@
-"""Runs of ``gradgraph train``: their options, the data and the step that these describe, and the files of a run.
+"""Training runs (``gradgraph train``): options, data and step, execution, and output files.
 
-The room imports from all rooms of data and training, and prints nothing: progress is logged by ``gradgraph.runs``.
+This package may import all packages for data and training. It prints nothing: progress goes to the logger
+``gradgraph.runs``.
 """

@@ -1,4 +1,4 @@
-"""Tables of a run: a starting model, and preprocessing of columns."""
+"""Tabular data of a run: a starting model, and preprocessing of columns."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LOOKED_AT = 1000  # rows to inspect for numeric codes
 
 
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
-    """Learn preprocessing from the table in a file, log it, and return it.
+    """Fit the preprocessing to the table in a file, log it, and return it.
 
     Args:
         data: the path of the table.
         target: the names of the target columns.
-        kinds: the kinds of columns given by ``--column``.
-        index: whether the model has an input for indices of categories.
+        kinds: the column kinds given by ``--column``, by column name.
+        index: whether the model has an input for category indices.
 
     Raises:
-        DataError: if the file does not exist, or is not a table.
+        DataError: the file does not exist or is not a table.
     """
     from gradgraph.data.arrays.numpy_files import check_exists
     from gradgraph.data.preprocess import fit
@@ -80,7 +80,7 @@ def starting_model(
     Args:
         name: the name of the model.
         data, target, kinds: as for :func:`learnt`.
-        begun: the step folder of a resumed run, whose preprocessing is used again.
+        begun: the step folder of a resumed run, to reuse its preprocessing; None for a new run.
     """
     from gradgraph.step.step import Step
     from gradgraph.tables import INDEXED, MODELS, loss
@@ -91,11 +91,11 @@ def starting_model(
 
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Learn preprocessing from the table in a file, and set it in ``trainer.names``, unless it is already set."""
+    """Fit the preprocessing to the table in a file and store it in ``trainer.names``, unless one is already there."""
     from gradgraph.data.record.column_assignment import compared
     from gradgraph.data.record.data_names import DataNames
 
-    if trainer.names.preprocess is not None:  # the run is resumed
+    if trainer.names.preprocess is not None:  # a resumed run
         return
     manifest = trainer.manifest
     index = any(len(spec.shape) == 2 and "int" in spec.dtype for spec in manifest.inputs)

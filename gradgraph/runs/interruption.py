@@ -20,7 +20,7 @@ log = logging.getLogger("gradgraph.runs")
 
 @contextlib.contextmanager
 def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
-    """If the block raises an error or is interrupted, draw the training curves so far into the run folder."""
+    """Return a context that draws the learning curves into the run folder if the block fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -32,10 +32,10 @@ def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[Non
 
 @contextlib.contextmanager
 def how_to_resume(checkpoint: Path | None, folder: Path | None, words: Sequence[str], *, force: bool) -> Iterator[None]:
-    """If the block is interrupted by Ctrl-C or SIGTERM, log how to resume from the checkpoint, if any.
+    """Return a context that logs how to resume if the block is interrupted by Ctrl-C or SIGTERM.
 
     Args:
-        checkpoint: the path of the checkpoint.
+        checkpoint: the path of the checkpoint, if any.
         folder: the path of the run folder, if any.
         words: the command line as typed; empty in Python.
         force: whether the run overwrites files, which a resumed run must not.
@@ -57,7 +57,7 @@ def how_to_resume(checkpoint: Path | None, folder: Path | None, words: Sequence[
 
 @contextlib.contextmanager
 def where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """If the block raises DivergedError, print the step's first non-finite value, and the node that computed it."""
+    """Return a context that logs the first non-finite value and its node if the block raises DivergedError."""
     try:
         yield
     except DivergedError as error:

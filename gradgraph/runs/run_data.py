@@ -1,4 +1,4 @@
-"""Data files of a run: how they are read, and the tokenizers of texts."""
+"""Data files of a run: reading options, and tokenizers for text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """The options that describe how data files are read.
+    """Options for reading data files.
 
     Args:
-        image, text, sound: the arguments of --image, --text and --sound.
+        image, text, sound: arguments from --image, --text and --sound, by name.
         tokenizer: the path of the tokenizer.
-        model: the path of the model, step folder or run folder, next to which a tokenizer may be stored.
+        model: the path of the model, step folder or run folder; a tokenizer may be stored next to it.
     """
 
     image: Mapping[str, Any] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Reading:
     def data(
         self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
     ) -> Any:
-        """Return the dataset at ``path`` if it contains texts, sounds, shards or images; otherwise ``path`` itself.
+        """Return a dataset for text, audio, shards or images at ``path``; for other data, ``path`` itself.
 
         Args:
             path: the path of the data.
-            names: the ``DataNames`` of the model, if any. If it was trained on texts, the data are read as texts.
+            names: the ``DataNames`` of the model, if any. For a model trained on text, the data are read as text.
             augment: augmentations of images or sounds.
             one_length: whether to pad all texts to the length of the longest.
 
@@ -88,7 +88,7 @@ class Reading:
         return rows_in(path) if sounds is None else len(sounds)
 
     def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
-        """Return the dataset of the WAV files in a folder or listed in a table; None if there are none."""
+        """Return a dataset of the WAV files in a folder or listed in a table; None if there are none."""
         from gradgraph.data.sounds import is_sound_folder, is_sound_table
         from gradgraph.sound import folder, table
 
@@ -124,7 +124,7 @@ class Reading:
 
 
 def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
-    """Raise DataError for a name in ``given`` that is not an argument of ``function``, or that is in ``others``."""
+    """Raise DataError if a name in ``given`` is not an argument of ``function``, or is in ``others``."""
     known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:
@@ -132,7 +132,7 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
-    """Run the model on the longest text in ``data``; raise DataError if that fails, as with too few positions."""
+    """Run the model on the longest text in ``data``; raise DataError if that fails, such as for lack of positions."""
     from gradgraph.data.arrays.batch import fixed_rows
     from gradgraph.data.record.classes import as_class_numbers
     from gradgraph.text import TextTable
@@ -156,10 +156,10 @@ def check_longest(trainer: Trainer, data: Any) -> None:
 
 
 def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None = None) -> None:
-    """Copy the tokenizer of ``data`` next to each written model and step folder; into a run folder, only once.
+    """Copy the tokenizer of ``data`` next to each written model and step folder, or once into a run folder.
 
     Args:
-        data: the training data; nothing is copied unless they are texts.
+        data: the training data; without a tokenizer, nothing is copied.
         written: the paths of the written models and step folders.
         run: the run folder, if any.
     """

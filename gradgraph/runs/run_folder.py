@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PAGE, COMMANDS = "README.md", "commands.txt"
 PLOT = "plot.svg"
 MISTAKES = "mistakes.html"
-_TRAINED = "Trained by gradgraph"  # the beginning of a page, after its title
+_TRAINED = "Trained by gradgraph"  # the first line of README.md, after its title
 FILES = {  # options that name a file: its name in the folder, and its description
     "export": ("trained.onnx", "the trained model, for any runtime"),
     "checkpoint": (LAST, "weights, optimizer state and progress of the last epoch, to resume from"),
@@ -47,17 +47,17 @@ OTHERS = {
     COMMANDS: "the commands of this run, each with the time (UTC) and the step count at its start",
     RECIPE: "all options of this run; pass it to `gradgraph train` in place of a model",
 }
-LARGEST_LIST = 1 << 20  # bytes that are read of commands.txt
-LARGEST_DIGESTED = 1 << 30  # bytes; of larger input files, README.md has only the size
+LARGEST_LIST = 1 << 20  # at most these bytes of commands.txt are read
+LARGEST_DIGESTED = 1 << 30  # bytes; for larger input files, README.md lists only the size
 
 
 @dataclass
 class RunFolder:
-    """The folder of a run.
+    """The output folder of a run.
 
     Args:
         path: the path of the folder.
-        recipe: all options of the run, as tables of a recipe.
+        recipe: all options of the run, as recipe tables.
         read: the input files by role, such as "data".
         command: the command that starts or resumes the run.
         resume: whether the run is resumed.
@@ -72,7 +72,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, run: Run, words: Sequence[str]) -> RunFolder | None:
-        """Return the folder of ``run``; None if the run has none.
+        """Return the folder of ``run``, or None if ``run.run`` is unset.
 
         Args:
             run: the run.
@@ -86,7 +86,10 @@ class RunFolder:
                    shlex.join(command), run.resume)  # fmt: skip
 
     def filled(self, run: Run) -> Run:
-        """Return ``run`` with each unset output as a file in this folder; a step folder only if the run builds one."""
+        """Return ``run`` with unset output paths set to files in this folder.
+
+        The path of the step folder is only set if the run builds a step.
+        """
         names = [name for name in FILES if not getattr(run, name) and not (name == "out" and run.trains_step)]
         outputs: dict[str, Any] = {name: self.path / FILES[name][0] for name in names}
         outputs |= {"log": (outputs["log"],)} if "log" in outputs else {}
@@ -111,10 +114,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Create the folder for this context; at the end, remove it if it is empty.
+        """Return a context for which the folder exists; it is removed at the end if still empty.
 
         Raises:
-            OutputError: if the folder cannot be created.
+            OutputError: the folder cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -129,13 +132,13 @@ class RunFolder:
                 self.path.rmdir()
 
     def begin(self, trainer: Trainer) -> None:
-        """Write the recipe, the list of commands, and README.md as for an unfinished run.
+        """Write the recipe, commands.txt, and a README.md that describes an unfinished run.
 
         Raises:
             OutputError: if a file cannot be written.
         """
         if not self.resume:
-            for name in (BEST, PLOT, MISTAKES, COMMANDS):  # left by a run that is overwritten
+            for name in (BEST, PLOT, MISTAKES, COMMANDS):  # left by the overwritten run
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, written(self.recipe).encode() + b"\n")
@@ -146,7 +149,7 @@ class RunFolder:
         self._write(trainer, ["Not finished: still running, or stopped."])
 
     def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:
-        """Write mistakes.html with misclassified images, if the model classifies images and ``held_out`` is set."""
+        """Write mistakes.html, the misclassified images of ``held_out``, if the model classifies images."""
         from gradgraph.export import save_mistakes
 
         if held_out is not None and any(len(spec.shape) == 4 for spec in trainer.manifest.inputs):
@@ -170,12 +173,12 @@ class RunFolder:
             self._draw(history)
 
     def _draw(self, history: History) -> list[str]:
-        """Draw the learning curves, and return the lines for README.md that show the picture."""
+        """Draw the learning curves, and return the README.md lines that embed the picture."""
         history.to_svg(self.path / PLOT)
         return ["", f"![The curves of loss and metrics over the epochs]({PLOT})"]
 
     def _commands(self) -> list[str]:
-        """Return the commands in commands.txt so far."""
+        """Return the commands currently in commands.txt."""
         try:
             lines = regular_bytes(self.path / COMMANDS, LARGEST_LIST).decode("utf-8", "replace").splitlines()
         except UnreadableError:

@@ -1,4 +1,4 @@
-"""``Run``: a training run as a value. Each option is a field, for Python, the command line and recipes."""
+"""``Run``: all options of a training run; each field is an option in Python, on the command line and in recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gradgraph.runs.run_data import Reading
 from gradgraph.runs.spelled_build import BUILDING, SPELLINGS
 from gradgraph.step.output_paths import check_output
 
-_Path = Any  # a path as text or ``os.PathLike``; in a Run, it is a ``Path``
+_Path = Any  # accepts a string or ``os.PathLike``; a Run stores a ``Path``
 
 COUNT = whole(1).or_none()
 SECONDS = number(0, above=True)
@@ -42,19 +42,19 @@ PATHS = Kind(
     lambda value: PATH.fits(value) or (isinstance(value, Sequence) and all(map(PATH.fits, value))),
 )
 DEVICES, PRECISIONS, MODES = ("auto", "cpu", "cuda"), ("highest", "high"), ("min", "max")
-TRIALS = ("dry_run", "find_lr", "overfit", "profile")  # they write nothing
+TRIALS = ("dry_run", "find_lr", "overfit", "profile")  # options that write nothing
 
 
 @documented
 @options
 class Run:
-    """A training run as a value, for :func:`gradgraph.train`: its model, data, options and outputs.
+    """A training run for :func:`gradgraph.train`: its model, data, options and outputs.
 
-    ``gradgraph train`` and its recipes describe the same run by the same names. Paths become ``Path``, and single names
-    tuples.
+    ``gradgraph train`` and its recipes use the same option names. Paths are stored as ``Path``, and a single name for a
+    repeatable option as a tuple.
 
     Raises:
-        ArgumentError: if an option is of the wrong kind, or options contradict each other.
+        ArgumentError: an option has an invalid type or value, or options contradict each other.
     """
 
     model: _Path | None = option(
@@ -310,7 +310,7 @@ class Run:
 
     @property
     def reading(self) -> Reading:
-        """The options that describe how data files are read."""
+        """The options for reading data files."""
         return Reading(self.image, self.tokenizer, self.text, self.sound, self.model)
 
     @property
@@ -325,15 +325,16 @@ class Run:
 
     @property
     def begun(self) -> Path | None:
-        """The step folder of a resumed run of a new network."""
+        """The step folder of a resumed run of a starting model; None for any other run."""
         return self.out if self.model is None and self.resume and self.out is not None and self.out.is_dir() else None
 
     def check_outputs(self) -> None:
         """Raise an error, before training begins, if an output cannot be written.
 
         Raises:
-            OutputError: if an output path is invalid, an input file, or used twice.
-            CheckpointError: if the checkpoint exists without ``resume`` or ``force``, or there is none to resume from.
+            OutputError: an output path is invalid, is an input file, or is used twice.
+            CheckpointError: the checkpoint exists although neither ``resume`` nor ``force`` is set, or there is none to
+                resume from.
         """
         inputs = [p for p in (self.model, self.data, self.validation, self.weights) if p is not None]
         outputs = [("--checkpoint", self.checkpoint), ("--export", self.export), ("--history", self.history)]
@@ -360,10 +361,10 @@ class Run:
             )
 
     def total_steps(self) -> int | None:
-        """Return the number of updates in all epochs, for schedules; None if the batch size is not a number or the data
-        do not exist.
+        """Return the number of updates in all epochs, for schedules; None if it is unknown.
 
-        ``max_steps`` does not change the number, so that a resumed run continues the same schedule.
+        It is unknown if the batch size is not a number or the data do not exist. ``max_steps`` does not reduce it, so
+        that a resumed run continues the same schedule.
         """
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None

@@ -1,4 +1,4 @@
-"""Recipes: the options of a build or a run as tables, written in TOML."""
+"""Recipes: the options of a build or a run as TOML tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "outpu
 STDIN = "-"
 
 Tables = dict[str, dict[str, Any]]
-Place = tuple[str, str, str]  # the section of an option in recipes, its key there, and its name
+Place = tuple[str, str, str]  # an option's section and key in recipes, and its name
 
 
 def tables(run: Run) -> Tables:
-    """Return all options of a run, including defaults, as tables of a recipe; None for unset.
+    """Return all options of a run, including defaults, as recipe tables; unset options are None.
 
     Raises:
-        OutputError: if a build option is an object, which recipes cannot contain.
+        OutputError: a build option is a Python object, which recipes cannot contain.
     """
     places = [(shell.section, shell.key or name, name) for name, shell in {**OPTIONS, **SPELLINGS}.items()
               if name not in ("separate", "size")]  # fmt: skip
@@ -40,12 +40,12 @@ def tables(run: Run) -> Tables:
 
 
 def tables_of(places: Iterable[Place], values: Mapping[str, Any], has_loss: bool) -> Tables:
-    """Return the options at ``places`` as tables of a recipe.
+    """Return the options at ``places`` as recipe tables.
 
     Args:
         places: the section, key and name of each option, in order.
         values: the value of each option by name.
-        has_loss: whether a loss was given; otherwise that of a new network is its own.
+        has_loss: whether a loss was given; otherwise a starting model uses its default loss.
     """
     model = values["model"]
     left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
@@ -89,12 +89,12 @@ def _as_data(name: str, value: Any) -> Any:
 
 
 def placed(path: str, folder: Path) -> str:
-    """Return a path relative to ``folder`` as an absolute one; "-", stdin, is unchanged."""
+    """Return an absolute path for a path relative to ``folder``; "-" (stdin) is unchanged."""
     return path if path == STDIN else str(folder / path)
 
 
 def moved(schedule: str, folder: Path) -> str:
-    """Return a schedule whose files are relative to ``folder`` with absolute paths."""
+    """Return a schedule with absolute paths for its files, which are relative to ``folder``."""
     from gradgraph.optim import written
 
     return written.moved(schedule, folder)

@@ -1,4 +1,4 @@
-"""Build options as texts and numbers, as in a command line or a recipe, and the step that they describe."""
+"""Build options as strings and numbers, as in a command line or a recipe, and the step built from them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger("gradgraph.runs")
 
 SPELLINGS = spellings(BuildOptions)
 BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
-"The options of a build that do not apply when a finished step is trained."
+"The build options that do not apply when training an existing step."
 
 
 class SpelledBuild:
     """The build options of a run or a command line.
 
     Args:
-        typed: the values of options by parameter name; missing ones are unset. They may also be arguments of
-            ``gradgraph.build`` that are not text, such as an ``Optimizer``.
+        typed: the values of options by parameter name; missing ones are unset. A value may also be an object that
+            ``gradgraph.build`` accepts, such as an ``Optimizer``.
     """
 
     def __init__(self, typed: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class SpelledBuild:
             total_steps: a function that returns the number of updates of the run, or None if it is unknown.
 
         Raises:
-            BuildError: if the schedule is invalid.
+            BuildError: the schedule is invalid.
         """
         lr: float | None = self.lr
         if self.schedule is None or not isinstance(self.schedule, str):
@@ -72,7 +72,7 @@ class SpelledBuild:
         return RECIPES.written(self.optimizer, self.optimizer_option, rate)
 
     def _grouping(self) -> dict[str, Any]:
-        """Return the optimizer arguments for parameter groups that are set: groups, no_decay and layer_decay."""
+        """Return those of the optimizer arguments ``groups``, ``no_decay`` and ``layer_decay`` that are set."""
         from gradgraph.optim.written import schedule_from
 
         groups = {
@@ -83,7 +83,7 @@ class SpelledBuild:
         return {name: value for name, value in grouping.items() if value}
 
     def build(self, model: Source, loss: Any = None, rate: Schedule | Plateau | float | None = None) -> Step:
-        """Return the step for ``model``; raises the errors of ``gradgraph.build``.
+        """Build the step for ``model``; raises the errors of ``gradgraph.build``.
 
         Args:
             model: a path or a model.
@@ -247,7 +247,7 @@ class SpelledBuild:
 
 
 def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """Return a single value of a repeatable option as itself, several values unchanged, and no value as None."""
+    """Return the values of a repeatable option: None for no value, a string for one, and ``given`` for several."""
     return given[0] if len(given) == 1 else given or None
 
 
@@ -265,7 +265,7 @@ def _output_and_rest(text: str) -> tuple[str, str]:
 
 
 def _arguments_of(loss: str) -> Mapping[str, Any]:
-    """Return the parameters of a loss, written as a name or a call; empty for an unknown loss."""
+    """Return the parameters of the loss in ``loss``, a name or a call; empty for an unknown loss."""
     from gradgraph.losses import LOSSES
 
     name = loss.partition("(")[0]

@@ -1,4 +1,4 @@
-"""``gradgraph.train``: a run, from its options to its results."""
+"""``gradgraph.train``: execute a run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Trained:
         run: the run, with the paths of all its outputs and the batch size.
         trainer: the trainer after the run.
         history: loss and metrics of each epoch; empty for a trial.
-        trials: the results of ``find_lr`` (a ``RateCurve``), ``overfit`` (an ``Overfit``) and ``profile`` (by step
-            name, a ``Profile``), if the run has these options.
+        trials: the results of ``find_lr`` (a ``RateCurve``), ``overfit`` (an ``Overfit``) and ``profile`` (a dict of
+            ``Profile`` by step name), if these options are set.
     """
 
     run: Run
@@ -55,10 +55,10 @@ class Trained:
 
 
 def train(run: Run, *, progress: bool | None = None, words: Sequence[str] = ()) -> Trained:
-    """Train a model as ``run`` describes, write its outputs, and return the result.
+    """Execute a training run: train the model, write all outputs, and return the result.
 
-    The result is that of ``gradgraph train`` with the same options, bit for bit. Progress is logged by the logger
-    ``gradgraph.runs`` (level INFO).
+    The result is bit-identical to that of ``gradgraph train`` with the same options. Progress is logged to the logger
+    ``gradgraph.runs`` at level INFO.
 
     Args:
         run: the model, the data, and all options.
@@ -88,7 +88,7 @@ class _Training:
     Args:
         run: its options.
         words: the command line as typed; empty in Python.
-        until_end: receives what must be removed at the end of the run, such as a copy of the data on stdin.
+        until_end: the stack for cleanup at the end of the run, such as removing a copy of data from stdin.
     """
 
     def __init__(self, run: Run, words: Sequence[str], until_end: contextlib.ExitStack) -> None:
@@ -106,7 +106,7 @@ class _Training:
         self._build = SpelledBuild({**run.build, "seed": run.seed, "accumulate": run.accumulate is not None})
 
     def open(self) -> Trainer:
-        """Open or build the step, and return its trainer, with the weights to start from and names for the data."""
+        """Open or build the step, and return its trainer with initial weights and data names set."""
         run = self.run
         doing = "opening" if run.trains_step else "building a step from"
         log.info("%s %s, to train on %s …", doing, run.model or run.begun or run.start, run.data)
@@ -133,11 +133,11 @@ class _Training:
             step = self._build.build(*model, rate=self.rate)
         else:
             step = Step.load(run.model) if run.trains_step else self._build.build(run.model, rate=self.rate)
-        return step if self._shared is None else step.apart()  # so that the folder supports several processes, too
+        return step if self._shared is None else step.apart()  # so that several processes can train from the folder
 
     @property
     def _kinds(self) -> dict[str, Any]:
-        """The given kinds of columns; sample weights are not a feature of the model."""
+        """The column kinds given by ``--column``, without sample weights, which are not a model input."""
         return {**self.run.column, **({"sample_weight": "drop"} if self._build.sample_weight else {})}
 
     def _trainer(self, step: Step) -> Trainer:
@@ -163,7 +163,7 @@ class _Training:
             trainer.names = trainer.names.updated(target_columns(targets, run.target))
 
     def read(self, trainer: Trainer) -> tuple[Any, Any]:
-        """Return the training data as read, and as prepared for ``trainer``; a batch of them is tried."""
+        """Return the training data as read, and as prepared for ``trainer``. One batch is checked first."""
         run = self.run
         samples = run.reading.data(run.data, trainer.names, run.augment)
         data = trainer.prepare(samples, run.batch_size, shuffle=run.shuffle, drop_last=run.drop_last)
@@ -181,7 +181,7 @@ class _Training:
         return None if path is None else self.run.reading.data(path, trainer.names)
 
     def begin(self, trainer: Trainer) -> None:
-        """Write the step folder, unless this is a trial or the run goes on in its folder; log what is trained."""
+        """Write the step folder, except for a trial or a resumed run, and log the trained parameters."""
         run, step, out = self.run, trainer.definition, self.run.out
         goes_on = self.folder is not None and run.resume and out is not None and out.exists()
         if out is not None and not run.is_trial and not goes_on:
@@ -195,7 +195,7 @@ class _Training:
             log.info("the trained weights will not be saved; add --export trained.onnx or --checkpoint run.ckpt")
 
     def _fit_arguments(self, progress: bool | None) -> dict[str, Any]:
-        """Return the arguments of ``Trainer.fit``, without ``rate`` if it is a schedule, which is part of the graph."""
+        """Return the arguments of ``Trainer.fit``; ``rate`` is omitted for a schedule, which is part of the graph."""
         from gradgraph.optim import Schedule
 
         run = self.run
@@ -209,7 +209,7 @@ class _Training:
         }
 
     def fit(self, trainer: Trainer, samples: Any, data: Any, progress: bool | None) -> History:
-        """Train, write the results to the outputs of the run, and return the history."""
+        """Train, write the outputs of the run, and return the history."""
         run, folder, is_first = self.run, self.folder, self.team.is_first
         if is_first:
             keep_tokenizer(samples, (run.out, run.export), run.run)
@@ -265,10 +265,10 @@ class _Training:
 
 
 def _data_parallel(run: Run) -> DataParallel | None:
-    """Return how the processes of this run share it; None for a single process.
+    """Return the data-parallel configuration of the run, or None for a single process.
 
     Raises:
-        ArgumentError: if ``ranks`` asks for several processes, but this is the only one.
+        ArgumentError: ``ranks`` is greater than 1, but there is only this process.
     """
     from gradgraph.parallel.mpi import started_ranks
 
