@@ -1,8 +1,8 @@
 """Gradient rules of activations.
 
 Derivatives at kinks follow PyTorch: the left derivative for Relu and similar functions, 0 at the ends of HardSigmoid.
-If the sign of the output determines the derivative (as for Relu), the rule reads the output instead of the input, so
-that the forward pass may fuse or overwrite the input. No formula overflows at large inputs.
+If the derivative follows from the sign of the output (as for Relu), the rule reads the output instead of the input, so
+that the forward pass may fuse or overwrite the input. No formula overflows for large inputs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -
     case(real(0)),
     case(real(3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.5>(s)"),
     case(uniform(-0.5, 0.2, 3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.8>(s)"),
-    case(uniform(0.8, 2.0, 3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.8>(s)"),  # off the ramp
+    case(uniform(0.8, 2.0, 3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.8>(s)"),  # saturated
     case(uniform(1.2, 2.0, 3), graph="s = Neg(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.5>(s)"),
     point([0.0, -1.0, 1.0, *FAR, NAN], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
 )

@@ -9,7 +9,8 @@ from gradgraph.graph.builder import Builder, Var
 def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
     """Return ``dx`` (shaped like ``y``, or already like ``x``) summed over the axes along which ``x`` was broadcast.
 
-    The axes are static if sizes or equal symbolic names determine them, and computed at run time otherwise.
+    The axes are constants if known sizes or equal symbolic names determine them; otherwise they are computed at run
+    time.
     """
     if x.shape is None or y.shape is None:
         return _at_run_time(op, dx, x)

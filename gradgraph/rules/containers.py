@@ -30,14 +30,14 @@ def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
 def typed(x: Var, like: Var) -> Var:
     """Return ``x``, with its type and shape set to those of ``like``.
 
-    The shape of a sequence is the shape of its elements, if they are equal.
+    The shape of a sequence is the common shape of its elements.
     """
     x.value.type, x.value.shape = like.value.type, like.value.shape
     return x
 
 
 def element(op: Builder, sequence: Var, place: Var) -> Var:
-    """Return the element of ``sequence`` at index ``place``, with its type."""
+    """Return the element of ``sequence`` at index ``place``, with its type and shape set."""
     x = op.SequenceAt(sequence, place)
     x.value.type, x.value.shape = ir.TensorType(sequence.dtype), sequence.value.shape
     return x

@@ -1,9 +1,10 @@
 """Gradients of control flow: the gradient of an If is an If, the gradient of a loop is a loop run backwards.
 
 Each iteration of the backward loop recomputes its forward iteration from the state at its start, which the forward loop
-saves as a scan output. So the cost is linear in the number of iterations, and only one iteration's intermediate values
-are in memory. The states of the backward loop are the cotangents of the forward states, and the sums of cotangents of
-captured values. Cotangents of scan inputs and outputs are scanned.
+saves as a scan output. The cost is thus linear in the number of iterations, and only one iteration's intermediate
+values are in memory. The states of the backward loop are the cotangents of the forward states, and the sums of
+cotangents of captured values. Cotangents of scan inputs are scan outputs of the backward loop; cotangents of scan
+outputs are its scan inputs.
 """
 
 from __future__ import annotations
@@ -359,7 +360,7 @@ def loop(
 ) -> Gradients:
     """Return the gradients of a Loop: a Loop over its iterations in reverse order.
 
-    Each iteration starts from the state at the start of the same forward iteration.
+    Each backward iteration recomputes its forward iteration from the saved state.
     """
     back = Backward(op, dys, ys, states, body, bodies, lead=1)
     rows = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}

@@ -113,12 +113,12 @@ def conv_transpose(
 
 
 def _where(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of convolution windows, None where absent."""
+    """Return the window attributes of a convolution; absent ones are None."""
     return {name: attrs.get(name) for name in ("group", "kernel_shape", "strides", "pads", "dilations")}
 
 
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
-    """Return the windows of a convolution; kernel sizes are read from the attribute or ``w``, and may be None."""
+    """Return the windows of a convolution; kernel sizes come from the attribute or ``w``, and may be None (unknown)."""
     dims = (w.shape or ())[2 : w.rank]  # w.rank raises an error if the rank is unknown
     return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
@@ -143,9 +143,10 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **at
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
     """Return the input gradient; only the spatial sizes of ``x`` are read.
 
-    With stride 1 and many channels it is a Conv with flipped weights, a third faster than ConvTranspose. Otherwise it
-    is a ConvTranspose whose output padding covers the elements at the end that no window read. If sizes are unknown,
-    the padding is the largest that the stride allows, and the result is cropped at run time.
+    With stride 1 and many channels, it is computed as a Conv with flipped weights, a third faster than ConvTranspose.
+    Otherwise it is computed as a ConvTranspose whose output padding covers the elements at the end that no window
+    reads. If sizes are unknown, the padding is the largest that the stride allows, and the result is cropped at run
+    time.
     """
     c = _channels(w)[1] or LEAST_CHANNELS_TURNED
     if seen.mirrored is not None and c * group >= LEAST_CHANNELS_TURNED:
@@ -163,16 +164,16 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
     """Return the weight gradient ``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over the batch and all windows i.
 
-    Here t is a tap of the kernel, s the stride, d the dilation and p the begin padding. With enough channels per group
-    it is a matrix product with gathered windows, in onnxruntime 2 to 4 times faster than a Conv. With few channels or
-    an unknown kernel it is a Conv with image x and kernel dy.
+    Here t is a tap of the kernel, s the stride, d the dilation and p the begin padding. With enough channels per group,
+    it is computed as a matrix product with gathered windows, which is 2 to 4 times faster in onnxruntime than a Conv.
+    With few channels or an unknown kernel size, it is computed as a Conv with image x and kernel dy.
     """
     seen, c = _seen(w, attrs), _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LEAST_CHANNELS_GATHERED and sizes(w))
     return (_by_matmul if by_matmul else by_conv)(op, x, dy, w, seen, group)
 
 
-# --- their forms ---------------------------------------------------------------------------------------
+# --- implementations ---------------------------------------------------------------------------------------
 
 
 def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
@@ -195,9 +196,9 @@ def _channels_traded(op: Builder, w: Var, group: int) -> Any:
 
 
 def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
-    """Return the weight gradient by a Conv with batch and channels swapped, and with stride and dilation swapped.
+    """Compute the weight gradient by a Conv with batch and channels swapped, and stride and dilation swapped.
 
-    Each group is a slice of the batch.
+    Groups are moved to the batch axis.
     """
     axes = spatial(x)
     rest = seen.rest(x, dy)

@@ -36,7 +36,7 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """Return the value of ``x`` if it is a constant, else None; initializers may be trained and are not constants."""
+    """Return the value of ``x`` if it is a constant, else None. Initializers may be trained and do not count."""
     return x.const if is_marked_constant(x.value) else None
 
 
@@ -288,7 +288,7 @@ def atanh(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     point([0.0, 100.0, -200.0], gives=[[2.0 / math.sqrt(math.pi), 0.0, 0.0]]),
 )
 def erf(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
-    return (dy * op.Exp(math.log(2.0 / math.sqrt(math.pi)) - x * x),)  # the factor 2/√π is inside the exponential
+    return (dy * op.Exp(math.log(2.0 / math.sqrt(math.pi)) - x * x),)  # the factor 2/√π is moved into the exponential
 
 
 # --- choices -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Gradient rules of operators that read or write elements at positions; the gradient of a read is a write.
+"""Gradient rules of operators that read or write elements at indices; the gradient of a read is a write.
 
-A data-dependent choice of elements is never recomputed by formulas. Instead, the forward operator is applied to a
-tensor of the elements' positions (``positions``), so that its result shows which element went where.
+For a data-dependent selection, the forward operator is applied to a tensor of element positions (``positions``). Its
+result contains the source position of each output element.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def slice_(
     op: Builder, dy: Var, y: Var, x: Var, starts: Var, ends: Var, axes: Var | None = None, steps: Var | None = None
 ) -> Gradients:
     along, stride = _along(x, starts, axes), _constant(steps, starts)
-    if along is None or stride is None:  # the sliced axes or their steps are known at run time only
+    if along is None or stride is None:  # the sliced axes or their steps are only known at run time
         return (put(op, dy, op.Slice(positions(op, x), starts, ends, axes, steps), x),)
     if not along:
         return (dy,)
@@ -71,7 +71,7 @@ def slice_(
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """Return the nonnegative indices of a Slice's axes; None if they are known at run time only."""
+    """Return the nonnegative indices of a Slice's axes; None if they are only known at run time."""
     if axes is not None:
         if axes.const is None or (x.shape is None and (axes.const < 0).any()):
             return None
@@ -124,7 +124,7 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int | None) -> Var:
     return op.Reshape(rows, op.Concat(before, size * step, after, axis=0), allowzero=1)
 
 
-# --- choosing ----------------------------------------------------------------------------------------
+# --- selecting ----------------------------------------------------------------------------------------
 
 
 @vjp(
@@ -236,7 +236,7 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """Return the gradient of ``values`` = [off, on]: dy summed where the output is off, and where it is on.
+    """Return the gradient of ``values`` = [off, on]: the sum of dy over the off elements, and over the on elements.
 
     If an index is out of range, its whole row is off.
     """

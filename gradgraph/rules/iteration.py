@@ -1,4 +1,4 @@
-"""Shared parts of the gradients of Loop and Scan: the backward pass of one iteration, and the values that it reads."""
+"""Helpers for the gradients of Loop and Scan: the backward pass of one iteration, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Backward:
         return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """Return a tensor with the shape of each state: its cotangent, or the state if its shape changes."""
+        """Return for each state a tensor of its shape: its cotangent, or the state itself if its shape changes."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
@@ -122,7 +122,7 @@ class Backward:
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
-        """Return the gradients of ``inputs`` (the forward node's, from the first state on) and of captured values.
+        """Return the gradients of ``inputs`` (the states and later inputs of the node) and of captured values.
 
         ``results`` are the outputs of the backward loop.
         """
@@ -172,7 +172,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
 
 
 def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
-    """Whether ``place``, computed from the iteration number or a counter state, surely differs in every iteration."""
+    """Whether ``place``, computed from the iteration number or a counter state, provably differs in every iteration."""
     if place is None or place.shape is None or not place.shape.is_static():
         return False
     inputs = list(body.inputs)
@@ -270,11 +270,11 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
 def replayed(
     op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
 ) -> dict[int, Callable[[Var], Var]]:
-    """Run the forward Loop again; return functions for past values of states of changing shape.
+    """Run the forward Loop again, and return functions that look up past values of states of varying shape.
 
-    Each of ``places``, indices of states among the inputs of ``body``, is mapped to a function from an iteration number
-    to the state at the start of the iteration. States are stored in sequences; the values of a state that is itself a
-    sequence are concatenated to one sequence. ``trips`` is the number of iterations.
+    ``places`` are indices of states among the inputs of ``body``. For each of them, the returned function maps an
+    iteration number to the state at the start of that iteration. Past states are stored in sequences; the values of a
+    state that is itself a sequence are concatenated to one sequence. ``trips`` is the number of iterations.
     """
     lists = [k for k in places if is_sequence(states[k - 2])]
 
@@ -322,9 +322,9 @@ def _remembered(op: Builder, history: Var, x: Var) -> Var:
 
 
 def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Var:
-    """Return a sequence state at the start of iteration ``at``, a part of ``history``.
+    """Return a sequence state at the start of iteration ``at``: the corresponding part of ``history``.
 
-    ``history`` concatenates the state's values in all iterations, whose lengths are ``lengths``.
+    ``history`` is the concatenation of the state's values in all iterations; their lengths are ``lengths``.
     """
     start = op.Gather(op.CumSum(lengths, 0, exclusive=1), at)
     taken = extended(op, empty(op, state), op.Gather(lengths, at), lambda place: element(op, history, start + place))
@@ -365,7 +365,7 @@ def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
 
 
 def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
-    """Return ``results``, the gradients of ``models``, with their types and shapes set to those of ``models``."""
+    """Set the types and shapes of ``results``, the gradients of ``models``, to those of ``models``, and return them."""
     found = all_of(results)
     for result, model in zip(found, models, strict=True):
         result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape

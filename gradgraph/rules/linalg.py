@@ -1,4 +1,4 @@
-"""Gradient rules of matrix and tensor products: they are multilinear, so every gradient is a product again."""
+"""Gradient rules of matrix and tensor products, which are multilinear: every gradient is again a product."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _linear_layer(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """Return the gradients of ``x @ y`` if a factor is a vector: ``x`` as a row, or ``y`` as a column."""
+    """Return the gradients of ``x @ y`` if a factor is a vector; it is treated as a matrix of one row or column."""
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
@@ -210,7 +210,7 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """Return the term and ``x`` without axes of size 1 with these ``labels``, which onnxruntime does not broadcast."""
+    """Return the term and ``x`` without the axes ``labels``, which have size 1: onnxruntime does not broadcast them."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 

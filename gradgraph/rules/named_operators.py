@@ -1,4 +1,4 @@
-"""Named operators: computations of a backward pass or an optimizer, as operators of the domain ``gradgraph``.
+"""Named operators: operators of the domain ``gradgraph`` for computations of backward passes and optimizers.
 
 A rule calls a named operator like a function of the builder::
 
@@ -8,8 +8,8 @@ A rule calls a named operator like a function of the builder::
 The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms (``gg.vjp``, …)
 write that form directly. A training step (``Builder(named_operators=True)``) keeps a single node
 ``gradgraph.ConvGradWeight``. ``backends.functions`` turns it into a call of a model-local function with the portable
-form as its body, and ``backends`` replaces it with the fastest form for a machine. So rules define the mathematics, and
-backends the performance.
+form as its body, and ``backends`` replaces it with the fastest form for a machine. Rules thus define the mathematics,
+and backends the performance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradgraph.rules.registry import Case
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
 Portable = TypeVar("Portable", bound=Write)
 
-_SHAPE = "shape_of_"  # prefix of an attribute: the known shape of an input that is not passed
+_SHAPE = "shape_of_"  # attribute prefix for the known shape of an input that is not passed
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NamedOperator:
     Attributes:
         name: the name in the domain ``gradgraph``.
         portable: the function that writes the operator in standard ONNX nodes.
-        like: for each output, the index of an input with the same type and shape.
+        like: for each output, the index of the input whose type and shape it has.
         shape_only: the indices of inputs that are needed only for their shape. If the shape is known, the input is not
             passed, so that the runtime can free it.
         parameters: the names of the inputs.
@@ -55,7 +55,7 @@ class NamedOperator:
     cases: tuple[Case, ...]
 
     def call(self, op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
-        """Write one node, or the portable form, depending on the builder; return the outputs."""
+        """Write a single node or the portable form, depending on the builder, and return the outputs."""
         return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
 
 
@@ -65,9 +65,10 @@ OPERATORS: dict[str, NamedOperator] = {}
 def named_operator(
     name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = (), inputs: str = ""
 ) -> Callable[[Portable], Portable]:
-    """Register the decorated function as the portable form of a named operator; the result calls the operator.
+    """Return a decorator that registers a function as the portable form of a named operator.
 
-    Attributes are passed by keyword; they are numbers, text or lists of numbers, and ``None`` is an absent attribute.
+    The decorated name then calls the operator. Attributes are passed by keyword: numbers, strings, lists of numbers, or
+    ``None`` for an absent attribute.
 
     Args:
         name: the name in the domain ``gradgraph``.
@@ -92,7 +93,7 @@ def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], a
     """Write a node of the domain ``gradgraph`` that calls ``operator``, and return its outputs."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
-        found = None if x is None else x.shape  # infers the shape now: forms read recorded shapes only
+        found = None if x is None else x.shape  # infers the shape now, as backend forms only read recorded shapes
         dims = found if i in operator.shape_only else None
         known = shapes.all_sizes(dims) or []
         if known:  # an empty list has no type
@@ -118,7 +119,7 @@ def operator_of(node: ir.Node) -> NamedOperator | None:
 
 
 def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
-    """Return the inputs and attributes of a call; an omitted ``shape_only`` input is a value with a shape only."""
+    """Return the inputs and attributes of a call; omitted ``shape_only`` inputs become values with only a shape."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
     floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())

@@ -18,13 +18,13 @@ from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
-# test points: for two numbers only a fraction ε/(var + ε) of the cotangent remains, which must keep all its digits
+# test points: for two numbers, only a fraction ε/(var + ε) of the cotangent remains, which must be accurate
 _TINY, _APART = "epsilon = 1.1641532182693481e-10", 0.7  # ε = 2⁻³³
 _LEFT = (_APART**2 + 2.0**-33) ** -1.5
 
 _VECTORS = "s = Cast<to = 1>(x1)  b = Cast<to = 1>(x2)  m = Cast<to = 1>(x3)  v = Cast<to = 1>(x4)"
 
-# if at most this many numbers share a mean and a deviation, projections leave so little that rounding matters
+# with at most this many numbers per mean and deviation, cancellation amplifies rounding errors
 MOST_NUMBERS_PROJECTED_OUT = 4
 
 
@@ -44,7 +44,7 @@ def _standardized_vjp(
 ) -> Var:
     """Return the cotangent of x from ``g``, the cotangent of ``x̂``.
 
-    With ``epsilon``, rounding errors are removed if few elements share a mean (see ``_are_few``).
+    If ``epsilon`` is given, rounding errors are corrected where few elements share a mean (see ``_are_few``).
     """
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
@@ -55,7 +55,7 @@ def _standardized_vjp(
 
 
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
-    """Whether so few elements share a mean and deviation that nearly all of their cotangent cancels.
+    """Whether so few elements share a mean and deviation that their cotangent cancels almost completely.
 
     For two elements, only the fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
     """
@@ -86,7 +86,7 @@ def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
 
 
 def _as_given(op: Builder, dx: Var, x: Var) -> Var:
-    """Return ``dx`` in the shape of ``x``, to undo ``_by_channel``."""
+    """Return ``dx`` reshaped to the shape of ``x``, to undo ``_by_channel``."""
     return dx if x.shape is not None else op.Reshape(dx, op.shape(x), allowzero=1)
 
 
@@ -206,8 +206,8 @@ def batch_normalization_gradient(
 ) -> tuple[Var, Var, Var]:
     """Return the gradients of x, scale and bias; ``mean`` and (biased) ``var`` are the statistics of ``x`` per channel.
 
-    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel, needs few passes over large tensors. If few numbers
-    share a channel, the terms in the bracket cancel almost completely, so the projection is applied twice.
+    The formula ``dx = a·(dy − k·centred − s)``, with a, k and s per channel, needs few passes over large tensors. If a
+    channel has few elements, the terms in the bracket cancel almost completely, so the projection is applied twice.
     """
     u, a, dscale, db = _unscaled(op, dy, x, scale, mean, var, epsilon)
     return u * columns(op, a, x), dscale, db
@@ -222,7 +222,7 @@ def batch_normalization_gradient(
 def unscaled_batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """Return u, a, dscale and dbias, where ``dx = a·u``, for callers that apply the factor a elsewhere."""
+    """Return u, a, dscale and dbias with ``dx = a·u``, for callers that apply the factor a elsewhere."""
     return _unscaled(op, dy, x, scale, mean, var, epsilon)
 
 
@@ -237,12 +237,12 @@ def _unscaled(
 
 
 def has_few(x: Var) -> bool:
-    """Whether few elements are known to share a channel of ``x`` (see ``_are_few``)."""
+    """Whether each channel of ``x`` is known to have few elements (see ``_are_few``)."""
     return x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]])
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
-    """Return ``u`` without rounding errors, so that per channel Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
+    """Return ``u`` corrected for rounding errors, so that per channel Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
     n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
@@ -276,11 +276,11 @@ def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var,
 
 
 def batch_size(op: Builder, x: Var) -> Var | float:
-    """Return the number of values that share a channel."""
+    """Return the number of elements per channel."""
     return _size(op, x, [axis for axis in range(x.rank) if axis != 1])
 
 
-# --- within one sample -------------------------------------------------------------------------------
+# --- normalization within a sample -------------------------------------------------------------------------------
 
 
 @vjp(
@@ -316,10 +316,10 @@ def layer_normalization(
     axes = list(range(axis, 0)) if x.shape is None and axis < 0 else list(range(axis % x.rank, x.rank))
     if dtype == stash_type == inputs[0].dtype:
         mean, inv = op.output(ys[0], 1, dtype), op.output(ys[0], 2, dtype)
-    else:  # the node's own statistics are narrower than x, or computed from a rounded x
+    else:  # the node's own statistics have lower precision than x, or are computed from a rounded x
         mean = op.ReduceMean(x, axes, keepdims=1)
         inv = _standardized(op, x, axes, epsilon)[1]
-    if x.shape is None:  # forms of the named operator count axes from the front
+    if x.shape is None:  # the named operator requires a nonnegative axis
         dx, dscale = _layer_gradients(op, dy, x, scale, mean, inv, axes)
     else:
         dx, dscale = layer_normalization_gradient(op, dy, x, scale, mean, inv, axis=axes[0])
@@ -445,7 +445,7 @@ def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: l
     return (op.cast((dy - op.ReduceMean(dy, axes, keepdims=1) - along) / (deviation + 1e-9), dtype),)
 
 
-# --- by a norm -----------------------------------------------------------------------------------------
+# --- division by a norm -----------------------------------------------------------------------------------------
 
 
 @vjp(
@@ -457,10 +457,10 @@ def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: l
     case(real(4)),
     case(real(2, 1)),
     case(real(0, 3)),
-    # a vector of zeros has no direction; its output is defined as zero, and so is the gradient
+    # the output and the gradient of a zero vector are defined as zero
     point([[0.0, 0.0], [3.0, 4.0]], gives=[[[0.0, 0.0], [0.032, -0.024]]]),
     point([[0.0, 0.0], [1.0, 3.0]], gives=[[[0.0, 0.0], [0.0, 0.0]]], p=1),
-    point([0.0, 3.0, 4.0], gives=[[0.2, 0.032, -0.024]]),  # a zero among others has a gradient
+    point([0.0, 3.0, 4.0], gives=[[0.2, 0.032, -0.024]]),  # a zero element of a nonzero vector has a gradient
     point([0.0, 1.0, 3.0], gives=[[0.25, 0.0, 0.0]], p=1),
 )
 def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int) -> Gradients:

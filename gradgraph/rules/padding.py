@@ -1,4 +1,4 @@
-"""The gradient rule of Pad: crop the border of dy (mode "constant"), or add it to the copied elements."""
+"""The gradient rule of Pad: crop the border of dy (mode "constant"), or add it to the elements it was copied from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gradgraph.rules.shape import reshaped
     case(real(2, 3), [1, 3, 2, 0], mode="wrap"),
     case(real(2, 3), [5, 1, 0, 4], mode="wrap"),
     case(real(2, 3), [1, 0, 1, 2], mode="wrap"),
-    case(real(2, 3), [0, 4, 0, 1], mode="wrap"),  # more than once around
+    case(real(2, 3), [0, 4, 0, 1], mode="wrap"),  # wraps around more than once
     case(real(3, 4), [1, -1, -1, 1], mode="wrap"),
 )
 def pad(
@@ -57,7 +57,7 @@ def pad(
 
 
 def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
-    """Return ``dy`` without the border: by a Slice, which is faster, or by a Pad if a padding may be negative."""
+    """Return ``dy`` without the border: by a Slice, or if a padding may be negative, by a Pad, which is slower."""
     if pads.const is None or (pads.const < 0).any():
         return op.Pad(dy, -pads, None, axes)
     if not pads.const.any():
@@ -74,7 +74,7 @@ def _border(op: Builder, dy: Var, x: Var, pads: Var, value: Var | None, axes: Va
 
 
 def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] | None:
-    """Return the padding (before, after) of each padded axis; None if any is negative or known at run time only."""
+    """Return the padding (before, after) of each padded axis; None if any is negative or only known at run time."""
     if pads.const is None or (axes is not None and axes.const is None) or (pads.const < 0).any():
         return None
     chosen = range(x.rank) if axes is None else [int(a) % x.rank for a in axes.const or ()]
@@ -94,7 +94,7 @@ def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
 
 
 def _folded(op: Builder, dy: Var, size: Var, axis: int, before: int, after: int, mode: str) -> Var:
-    """Return the vjp of padding one axis: the inner part of ``dy``, with each border added where it was copied from."""
+    """Return the vjp of padding one axis: the inner part of ``dy``, plus each border where it was copied from."""
 
     def placed(start: int, stop: int, step: int, left: Var, right: Var) -> Var:
         run = op.Slice(dy, [start], [stop], [axis], [step])

@@ -33,7 +33,7 @@ def need(condition: bool) -> None:
 
 
 class Walk:
-    """A backward walk from the last node of a composite; ``passed`` are the nodes visited, beginning with the last."""
+    """A backward walk from the last node of a composite; ``passed`` are the nodes visited so far."""
 
     def __init__(self, last: ir.Node) -> None:
         self.last = last
@@ -58,7 +58,7 @@ class Walk:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """Return the number if ``value`` is a constant with one element, else None (also for weights)."""
+    """Return the number if ``value`` is a constant with one element, else None. Weights are not constants."""
     producer = None if value is None else value.producer()
     if producer is not None and is_for_precision(producer):
         value = producer.inputs[0]
@@ -94,5 +94,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """Raise MismatchError if the last node's output has more axes than ``x``, added by a constant."""
+    """Raise MismatchError if broadcasting with a constant gave the last node's output more axes than ``x``."""
     need(len(some(shape_of(some(x)))) == len(some(shape_of(walk.last.outputs[0]))))

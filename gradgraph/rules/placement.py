@@ -1,8 +1,8 @@
 """Write cotangents back to the places where elements were read: helpers for rules of indexing, padding and sampling.
 
-None of them adds with ScatterND: onnxruntime's kernel is multithreaded and loses concurrent updates of one place (wrong
-sums in most runs were observed). Its ScatterElements is single-threaded, so it adds correctly, but element by element.
-Whole rows are added by a faster method, with sorting.
+None of the helpers adds with ScatterND: onnxruntime's kernel is multithreaded and loses concurrent updates of one index
+(most test runs gave wrong sums). Its ScatterElements is single-threaded and therefore correct, but adds element by
+element. Whole rows are added faster, by sorting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.rules.shape import flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-MOST_PLACES = 128  # the most places for which a matrix product adds up faster than sorting
+MOST_PLACES = 128  # up to this many indices, a matrix product adds faster than sorting
 
 
 def positions(op: Builder, x: Var) -> Var:
@@ -44,7 +44,7 @@ def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, red
 
 
 def as_block(op: Builder, x: Var, axis: int) -> Var:
-    """Return ``x``, of any rank, as [axes before ``axis``, its size, axes after it]."""
+    """Return ``x``, of any rank, reshaped to 3-D: [axes before ``axis``, ``axis``, axes after it]."""
     behind = op.Shape(x, start=axis + 1) if axis != -1 else op.const(np.zeros(0, np.int64))
     around = [op.ReduceProd(sizes, keepdims=1) for sizes in (op.Shape(x, end=axis), behind)]
     block = op.Reshape(x, op.Concat(around[0], op.dim(x, axis), around[1], axis=0), allowzero=1)
@@ -74,7 +74,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
     front = [axis, *(i for i in range(x.rank) if i != axis)]
     rows, back = turned(op, dy, front), np.argsort(front).tolist()
     if few := few_places(x, axis):
-        hot = op.Equal(np.arange(few).reshape(-1, 1), op.Mod(where, few))  # [few, n]: whether place i gets row j
+        hot = op.Equal(np.arange(few).reshape(-1, 1), op.Mod(where, few))  # [few, n]: whether row j is added at index i
         return turned(op, op.cast(hot, rows.dtype) @ rows, back)  # 4 to 30 times faster than sorting
     count = op.Max(op.dim(x, axis), 1)  # onnxruntime cannot divide by zero, even for empty tensors
     places, rows = _summed(op, op.Mod(where, count), rows)

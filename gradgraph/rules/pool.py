@@ -1,7 +1,7 @@
 """Gradient rules of pooling.
 
-A maximum passes its cotangent to the chosen element: the first of equal ones, as in onnxruntime and PyTorch. Averages
-and norms spread their cotangent over the window; ``spread`` chooses the nodes.
+A maximum passes its cotangent to the selected element: the first of equal ones, as in onnxruntime and PyTorch. Averages
+and norms distribute their cotangent over the window with ``spread``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
-    """Raise ModelError if shape inference counts a window beyond the end of an axis, as runtimes drop such windows."""
+    """Raise ModelError if the inferred shape counts a window beyond the end of an axis, which runtimes drop."""
     rows = zip(seen.spatial(x), seen.extents, seen.strides, seen.begins, seen.ends, strict=True)
     for size, extent, stride, begin, end in rows:
         count = 1 - (extent - size - begin - end) // stride if isinstance(size, int) and extent is not None else 0
@@ -112,7 +112,7 @@ def tiles(seen: Windows, x: Var, y: Var) -> bool:
     case(real(1, 1, 1), integers(1, 2, 1, 1, 1), kernel_shape=[2], strides=[2]),
 )
 def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
-    # of several values with one index, the output has an undefined one: all of them get its cotangent
+    # if values share an index, the output is any one of them: each gets the cotangent
     dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
     return (reshaped(op, dx, x),)
 
@@ -189,7 +189,7 @@ def average_pool_gradient(
     """Return the gradient of ``x``: each cotangent is divided among the taps of its window that the average counts."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
-    if axes:  # in a mean over fewer elements each has more weight
+    if axes:  # in a mean over fewer elements, each has more weight
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
         whole = math.prod(seen.taps[a] for a in axes)
         known = counts.const
@@ -259,7 +259,7 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
     return x if p == 2 else x * op.Abs(x) ** float(p - 2)
 
 
-# --- spreading cotangents over windows -------------------------------------------------------------------
+# --- distributing cotangents over windows -------------------------------------------------------------------
 
 
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:

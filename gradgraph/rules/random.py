@@ -41,5 +41,5 @@ def dropout(
     factor = op.Reciprocal(1.0 - rate)
     if training.const is None:
         factor = op.Where(training, factor, 1.0)
-    mask = op.output(ys[0], 1)  # the mask of the same forward pass; all true in evaluation mode
+    mask = op.output(ys[0], 1)  # the mask of this forward pass; all true in evaluation mode
     return (dy * (op.cast(mask, dy.dtype) * factor),)

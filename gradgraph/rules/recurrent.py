@@ -1,9 +1,9 @@
 """Gradient rules of RNN, GRU and LSTM without unrolling: for any length, at linear cost.
 
-The output Y of the forward pass contains the states, so everything outside the recurrence is computed for all steps at
-once, in large products: gates and their slopes before the loop, gradients of weights after it. Only the cotangents of
-the states are computed in a Scan, from the last step to the first. For LSTM, another Scan before it recomputes the cell
-state, which is not an output. Sizes: T steps, N sequences, I features, G gates of H units.
+The output Y of the forward pass contains the states, so that everything outside the recurrence is computed for all
+steps at once, in large products: gates and their derivatives before the loop, weight gradients after it. Only the
+cotangents of the states are computed in a Scan, from the last step to the first. For LSTM, another Scan before it
+recomputes the cell state, which is not an output. Sizes: T steps, N sequences, I features, G gates of H units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.rules.registry import Case, Draw, Gradients, Point, case, point, 
 
 # --- cases ----------------------------------------------------------------------------------------------------
 
-LENGTHS = np.array([5, 2, 0, 1], np.int32)  # also odd numbers of steps after an end, as two sign errors would cancel
+LENGTHS = np.array([5, 2, 0, 1], np.int32)  # with odd and even padding: two sign errors cancel if even
 HIDDEN_SIZE = "onnxruntime requires hidden_size, which follows only from a known shape of R"
 NO_BATCH = "onnxruntime's GRU and LSTM crash on an empty batch"
 OPEN_SIZES = "a loop without steps returns outputs whose unknown sizes are 0"
@@ -77,12 +77,12 @@ def _cases(gates: int, states: int) -> list[Case]:
 
 
 def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
-    """Return a point for an RNN of one unit and one step with weight 1, so that its activation gets x."""
+    """Return a test point: an RNN of one unit and one step with weight 1, so that x is the input of its activation."""
     columns = [[[v] for v in row] for row in (x, slope)]
     return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
 
 
-# --- gradient operators: one direction of an ordinary layer ---------------------------------------------------------
+# --- gradient operators: one direction of a layer with default options ------------------------------------------------
 
 
 def _operands(
@@ -369,7 +369,7 @@ class _CellState:
         return a if self.peepholes is None else a + self.peepholes[gate] * c
 
     def slopes(self) -> tuple[Var, Var, Var]:
-        """Return three factors of cotangents: from h' to c'; to the gates i, o, f, g; from c' to c.
+        """Return three factors that map cotangents: from h' to c'; to the gates i, o, f, g; from c' to c.
 
         The cotangents of i, f and g are computed from that of c', and the cotangent of o from that of h'.
         """

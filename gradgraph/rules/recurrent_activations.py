@@ -23,7 +23,7 @@ class Kind:
     slope: Callable[[Builder, Var, Var, float, float], Var]
     alpha: float | None = None
     beta: float | None = None
-    reads_input: bool = True  # False: the slope depends on y only
+    reads_input: bool = True  # False: the derivative depends on y only
 
 
 def _either(op: Builder, condition: Var, yes: float, no: float, like: Var) -> Var:
@@ -53,7 +53,7 @@ KINDS = {
     ),
     "hardsigmoid": Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
-        # comparing y can be wrong only within rounding of an end of the ramp; comparing x would need to recompute it
+        # comparing y is inexact only within rounding of an end of the ramp; comparing x would require recomputing x
         lambda op, x, y, a, b: _either(op, (y > 0.0) & (y < 1.0), a, 0.0, x),
         0.2,
         0.5,

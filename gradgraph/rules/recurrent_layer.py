@@ -1,8 +1,7 @@
 """One direction of a recurrent layer: its operands, loops over time, and products over all steps at once.
 
-The reverse direction reverses no tensors: its loops run from the last step to the first. A step beyond the end of a
-sequence does not change the state, so in both directions the state before the first step of a sequence is the initial
-state.
+The reverse direction does not reverse tensors; its loops run from the last step to the first. Padding steps beyond the
+end of a sequence do not change the state, so that in both directions a sequence starts from the initial state.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Direction:
     def before(self, states: Var, k: int = 0) -> Var:
         """Return the state before each step from ``states``, the states after each step; k is 0 for h, 1 for c."""
         first = self.op.Unsqueeze(self.first[k], [0])
-        if self.inside is not None:  # Y is zero beyond the ends, where the reverse direction begins
+        if self.inside is not None:  # Y is zero in the padding, where the reverse direction begins
             states = self.op.Where(self.inside, states, first) if self.backwards else states
         order = [states, first] if self.backwards else [first, states]
         joined = self.op.Concat(*order, axis=0)  # T + 1 states, also for T = 0
@@ -58,11 +57,11 @@ class Direction:
         return self.op.like(self.op.Slice(joined, [start], [end], [0]), states)
 
     def mask(self, x: Var, outside: float = 0.0) -> Var:
-        """Return ``x`` with the number ``outside`` at the steps after the end of each sequence."""
+        """Return ``x`` with the steps after the end of each sequence set to ``outside``."""
         return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
 
     def back(self, step: Callable[..., Sequence[Var]], slopes: Sequence[Var], keeps: bool = True) -> Any:
-        """Loop backwards in time: return the cotangents of the initial states, then the outputs of each step.
+        """Run the backward loop over time; return the cotangents of the initial states, then the outputs of each step.
 
         Args:
             step: ``step(dh, kept, *cotangents of the other states, *slopes)`` returns the cotangents of the previous
@@ -131,7 +130,7 @@ def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
     return value
 
 
-# --- nodes to directions and back ---------------------------------------------------------------------------
+# --- splitting nodes into directions, and joining results --------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,8 @@ class Cell:
     Attributes:
         activations: the default activations of one direction.
         formula: ``formula(op, direction)`` returns the gradients of X, W, R, both biases and the first states (and P).
-        named: the formula as a named operator, for an ordinary direction: with biases, but without peepholes, clip and
-            lengths.
-        usual: the activations that ``named`` supports, with the attributes of ``named`` for each.
+        named: the formula as a named operator, for a direction with biases, but without peepholes, clip and lengths.
+        usual: for each combination of activations that ``named`` supports, its attributes.
         states: the number of states: 1 for h, 2 for h and c.
     """
 

@@ -1,7 +1,7 @@
-"""Gradient rules of reductions, along axes that are absent (all axes), constant, or known only at run time.
+"""Gradient rules of reductions, along axes that are absent (all axes), constant, or only known at run time.
 
-Without axes, or with an empty list, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the
-operator still applies to each element (ReduceSumSquare squares, ReduceL1 is ``|x|``), as in onnxruntime.
+Without axes, or with an empty list, every axis is reduced. If ``noop_with_empty_axes`` is set, none is, but the
+operator still applies to each element, as in onnxruntime: ReduceSumSquare squares it, ReduceL1 returns ``|x|``.
 
 Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; the gradient of ReduceL1 and ReduceL2 is 0
 at 0, as for PyTorch's norms; the gradient of ReduceLogSumExp is 0 in a slice whose numbers are all ``-inf``.
@@ -74,7 +74,7 @@ def reduce_mean(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 
 
 def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
-    """Return 1 / (the number of reduced elements): float16 can represent 1 / 100000, but not 100000."""
+    """Return 1 / (the number of reduced elements), as float16 can represent 1/100000, but not 100000."""
     if noop and _empty_axes(axes):
         return 1.0
     reduced = x.shape
@@ -210,9 +210,9 @@ def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     """Return, for each element, the product of the other elements along the axes, without division by zero.
 
-    This is the product of the nonzero others, times a factor for zeros among the others: 1 without zeros, 0 with two or
-    more. With one zero, the factor is that element, with slope 1, so that the second derivative is right, too. (The
-    third derivative at two zeros of one slice is 0.)
+    This is the product of the other nonzero elements times a factor for zeros among the others: 1 if there are none, 0
+    for two or more. For one zero, the factor is that element itself, so that the second derivative is correct, too.
+    (The third derivative is 0 if a slice has two zeros.)
     """
     is_zero = op.Equal(x, 0.0)
     one_for_zero = op.Where(is_zero, 1.0, x)

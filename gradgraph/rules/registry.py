@@ -1,23 +1,27 @@
 """The table of gradient rules, and the test cases of rules as data.
 
 An operator has a rule (``@vjp``), or is declared to have no gradient (``no_gradient``, with the mathematical reason),
-or is absent from the table. If it is absent, the function body of its schema is differentiated. If it has no body
-either, an error says how to register a rule.
+or is absent from the table. For an absent operator, the function body of its schema is differentiated. Without such a
+body, an error explains how to register a rule.
 
-A rule is a function with these parameters: the builder; the cotangent and value of the first output (named ``dy, y``,
-or any names but ``dys, ys``), or the cotangents and values of all outputs (named ``dys, ys``: tuples, with ``None`` for
-an output without a cotangent); the inputs as in the ONNX specification; and the attributes by keyword (defaults
-included). It returns one gradient per input, ``None`` for an input without a gradient; trailing ``None`` may be
-omitted::
+A rule is a function with these parameters:
+
+- the builder ``op``;
+- ``dy, y``, the cotangent and value of the first output (any names except ``dys, ys``), or ``dys, ys``, tuples of the
+  cotangents and values of all outputs, with ``None`` for an output without a cotangent;
+- the inputs, in the order of the ONNX specification;
+- the attributes by keyword, including defaults.
+
+It returns one gradient per input, or ``None`` for an input without a gradient; trailing ``None`` may be omitted::
 
     @vjp("Mul", case(real(2, 3), real(2, 3)), case(real(2, 1, 3), real(4, 1)), broadcasts=True)
     def mul(op, dz, z, x, y):
         return dz * y, dz * x
 
-Rules emit every gradient, whether it is wanted or not: unread nodes are pruned later. They emit only operators that
-have rules themselves, so second derivatives need no other rules. They do not depend on the opset (see
-``gradgraph.passes.normal``). With ``broadcasts=True``, gradients may have the shape of the output: the caller sums them
-to the shape of each input. Cases are only data; ``gradgraph.verify`` draws numbers and runs them.
+Rules emit every gradient, whether it is wanted or not: unread nodes are pruned later. They only emit operators that
+have rules themselves, so that second derivatives need no other rules. They do not depend on the opset (see
+``gradgraph.passes.normal``). With ``broadcasts=True``, gradients may have the shape of the output; the caller sums them
+to the shape of each input. Test cases are only data; ``gradgraph.verify`` draws their numbers and runs them.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class Draw:
 
 
 def real(*shape: int) -> Draw:
-    """Return a draw, uniform on ±[0.2, 2]: both signs, away from the kink at zero."""
+    """Return a draw with random sign and magnitude uniform on [0.2, 2], to avoid kinks at zero."""
     return Draw("real", shape, 0.2, 2.0)
 
 
@@ -71,7 +75,7 @@ def uniform(low: float, high: float, *shape: int) -> Draw:
 
 
 def distinct(*shape: int) -> Draw:
-    """Return a draw of values at least 0.05 apart in random order: no ties, for max, min, sorting and pooling."""
+    """Return a draw of values at least 0.05 apart, in random order: without ties, for max, min, sorting and pooling."""
     return Draw("distinct", shape)
 
 
@@ -87,7 +91,7 @@ def boolean(*shape: int) -> Draw:
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: a call of an operator. Inputs are draws, literals (constants, not differentiated) or ``None``."""
+    """A test case: a call of an operator. Inputs are draws, literals (constants without gradients) or ``None``."""
 
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
@@ -126,7 +130,7 @@ def case(
 
 @dataclass(frozen=True)
 class Point:
-    """A convention at a kink, tie or edge: exact inputs, a cotangent of ones, and the expected gradients."""
+    """A test of a convention at a kink, tie or edge: exact inputs, a cotangent of ones, and the expected gradients."""
 
     inputs: tuple[Any, ...]
     gives: tuple[Any, ...]
@@ -143,7 +147,7 @@ class Point:
 def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "", **attrs: Any) -> Point:
     """Return a point such as ``point([0.0, -0.0], gives=[[0.0, 0.0]])``.
 
-    ``gives`` has the expected gradient of each input, or ``None`` if it is not checked. Like a case, a point may be a
+    ``gives`` contains the expected gradient of each input, or ``None`` to skip the check. Like a case, a point may be a
     graph of several nodes.
     """
     return Point(inputs, tuple(gives), attrs, outputs, graph)
@@ -168,7 +172,7 @@ class Bodies(Protocol):
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
     ) -> list[Var | None]:
-        """Copy a subgraph, applied to ``inputs``, with its backward pass; return the gradient of each of ``wrt``.
+        """Copy a subgraph applied to ``inputs``, append its backward pass, and return the gradient of each of ``wrt``.
 
         ``wrt`` may contain ``inputs``, captured values and values of ``graph`` (whose copies are then differentiated).
         Forward nodes whose outputs are unused remain; they are pruned later.
@@ -189,7 +193,7 @@ class Rule:
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
-    settings: frozenset[int] = frozenset()  # floating-point inputs that select a behaviour and have no gradient
+    settings: frozenset[int] = frozenset()  # indices of float inputs that select a behaviour, without gradient
     captures: bool = False  # the rule accepts ``bodies``, and also returns the gradients of captured values
 
     def __call__(
@@ -218,11 +222,11 @@ def vjp(
     captures: bool = False,
     domain: str = "",
 ) -> Callable[[Emit], Emit]:
-    """Register the vector-Jacobian product of an operator; see the module's docstring.
+    """Return a decorator that registers the vector-Jacobian product of an operator; see the module's docstring.
 
     Args:
         op_type, domain: the name and domain of the operator.
-        trials: cases and points of the rule kit.
+        trials: test cases and points for the rule kit.
         broadcasts: whether gradients may have the shape of the output.
         settings: indices of floating-point inputs that select a behaviour (Dropout's ratio, Resize's scales) and
             therefore never have a gradient.
@@ -245,7 +249,7 @@ def vjp(
 
 
 def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
-    """Declare that operators have no derivative or a zero one, and why; gradients stop there without an error."""
+    """Declare that operators have no derivative or a zero one, and why; backward passes stop there without an error."""
     for op_type in op_types:
         NO_GRADIENT[domain, op_type] = reason
 
@@ -255,7 +259,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 
 
 def is_own(node: ir.Node) -> bool:
-    """Whether the rule of ``node`` belongs to this package, and not to a user."""
+    """Whether the rule of ``node`` is gradgraph's own, not registered by a user."""
     rule = rule_of(node)
     return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
 

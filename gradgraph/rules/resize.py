@@ -1,9 +1,9 @@
 """The gradient rule of Resize.
 
 Resize is linear and separable: along each axis it multiplies by a matrix W [outputs, inputs], so dx = Wᵀ dy, axis by
-axis. W is not computed from coordinate formulas: Resize is applied to the identity matrix, so W has the rounding of the
-forward kernel at any run-time size. (If an aspect ratio couples the axes, ``resize_tied`` computes W.) Scales, sizes
-and the region of interest determine coordinates and have no gradient.
+axis. W is computed by applying Resize to the identity matrix rather than from coordinate formulas, so that it has the
+rounding of the forward kernel at any run-time size. (If an aspect ratio couples the axes, ``resize_tied`` computes W.)
+Scales, sizes and the region of interest determine coordinates and have no gradient.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _tied() -> list[Case]:
         (wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]),
         (symmetric, None, real(1, 1, 5, 4), [4, 3], [7, 6]),  # the odd size is rounded
         (far, None, real(1, 1, 8, 8), [2, 3], [2, 3]),
-        # the oracle does not round these sizes, so they are integers
+        # integers, as the reference implementation does not round these sizes
         (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5]),
         (cut[2:3], [0.0, 0.0, 0.87, 1.2], real(1, 1, 6, 4), [3, 4], [9, 5]),  # the first output is at the first input
         (ends, None, real(1, 1, 6, 4), [3, 4], [9, 5]),
@@ -128,7 +128,7 @@ def _tied() -> list[Case]:
     ),
     case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
     *_tied(),
-    point(  # the single output is at the first input, where the oracle has it half a pixel before
+    point(  # the single output is at the first input; in the reference implementation, half a pixel before it
         [[1.0, 2.0], [3.0, 4.0]],
         None,
         None,
@@ -189,7 +189,7 @@ def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
 
 
 def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
-    """Whether Resize is known not to move elements along the axis; a scale of 1.1 may, even if it keeps the size."""
+    """Whether Resize is known to keep elements in place along the axis; a scale of 1.1 may move them at equal size."""
     if roi is not None:
         return False
     if scales is not None:
@@ -198,7 +198,7 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
 
 
 def _copied(x: Var, sizes: Var | None) -> set[int]:
-    """Return the axes whose size ``sizes``, computed by Where(other axes, …, Shape(x)), copies from ``x``."""
+    """Return the axes whose entries in ``sizes``, computed by Where(other axes, …, Shape(x)), are copied from ``x``."""
     where = None if sizes is None else sizes.value.producer()
     shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
     if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
@@ -225,7 +225,7 @@ def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str
 
 
 def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
-    """Return the output size divided by the input size; 0 if it is known at run time only."""
+    """Return the output size divided by the input size; 0 if it is only known at run time."""
     if scale is not None:
         return 0.0 if scale[0].const is None else float(scale[0].const[scale[1]])
     before, after = (None if v.shape is None else v.shape[axis] for v in (x, y))
@@ -240,14 +240,14 @@ def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
 def _matrix(
     op: Builder, x: Var, axis: int, roi: Var | None, scale: Var | None, size: Var | None, how: dict[str, Any]
 ) -> Var:
-    """Return W[output, input]: the identity matrix, resized along its first axis (0 outside a region of interest)."""
+    """Return W[output, input]: the identity matrix resized along its first axis, zero outside a region of interest."""
     n = op.dim(x, axis)
     identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
     return op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
 
 
 def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
-    """Return Σₒ dy[…, o, …] W[o, i]; axes after ``axis``, contracted earlier, are merged for a matrix product."""
+    """Return Σₒ dy[…, o, …] W[o, i] by a matrix product, with the axes after ``axis`` (already contracted) merged."""
     if axis == x.rank - 1:
         return dy @ w
     turned = op.Transpose(w, perm=[1, 0])

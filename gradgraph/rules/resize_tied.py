@@ -51,7 +51,7 @@ def _matrix(
 
 
 def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
-    """Return the scale of all axes: their smallest scale for the policy "not_larger", else their largest."""
+    """Return the common scale: the smallest of the axes' scales for the policy "not_larger", else the largest."""
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
     scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
@@ -66,7 +66,7 @@ def _read_off(
 ) -> Var:
     """Return the input coordinate c(o) of each output o: a Resize of the ramp 0, 1, 2, … by linear interpolation.
 
-    In mode "nearest", c is rounded. It is limited to the edges, and -1 outside of the region of interest.
+    In mode "nearest", c is rounded. It is clamped to the edges, and is -1 outside the region of interest.
     """
     others = [a for a in range(x.rank) if a != axis]
     shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
@@ -78,7 +78,7 @@ def _read_off(
 
 def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
     """Return the region of interest along axis ``j``, with the full range along the other axes."""
-    choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # of the ramp's type
+    choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # in the ramp's type
     return op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
 
 

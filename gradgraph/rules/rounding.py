@@ -1,9 +1,9 @@
-"""Helpers for rules that compare numbers, so that all comparisons see the same rounding.
+"""Helpers for rules with comparisons, so that all operands are rounded alike.
 
-A runtime without a float16 kernel for an operator computes it in float32 and rounds the result. onnxruntime removes
-the rounding between two such operators, so one reader of a tensor may see float32 numbers, and another the numbers
-rounded to float16. Then ``Equal(x, y)`` may be false everywhere although y was chosen from x, and
-``Where(Equal(y, 0), 1, y)`` may contain a 0. So in the rules
+A runtime without a float16 kernel for an operator computes it in float32 and rounds the result. onnxruntime removes the
+rounding between two such operators, so one reader of a tensor may see float32 numbers, and another the numbers rounded
+to float16. As a result, ``Equal(x, y)`` may be false everywhere although y was selected from x, and ``Where(Equal(y,
+0), 1, y)`` may contain a 0. Rules therefore follow two principles:
 
 - masks are computed from inputs and bounds; an output is compared only if it is recomputed from copies of these;
 - a number and the comparison that guards it are computed from the same copy.
@@ -27,12 +27,12 @@ HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def wide(op: Builder, x: Var) -> Var:
-    """Return ``x`` in at least float32."""
+    """Return ``x``, cast to float32 if it has lower precision."""
     return op.like(op.cast(x, ir.DataType.FLOAT), x) if x.dtype in HALF else x
 
 
 def all_wide(op: Builder, *xs: Var | None) -> list[Any]:
-    """Return each tensor in at least float32; None stays None."""
+    """Return each tensor, cast to float32 if it has lower precision; None stays None."""
     return [x if x is None else wide(op, x) for x in xs]
 
 

@@ -1,7 +1,7 @@
 """Gradient rules of sequences and optionals.
 
-If indices are constant, the normal form has replaced sequences by tensors. Other sequences are built at run time, and
-their gradients are sequences of equal length, with the gradient of each element.
+Sequences with constant indices were already replaced by tensors in the normal form. The remaining ones are built at run
+time; their gradients are sequences of equal length, with the gradient of each element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ no_gradient("a truth value", "OptionalHasElement")
 
 
 def from_the_front(op: Builder, place: Var, length: Var) -> Var:
-    """Return ``place``, an index that may count from the end, as a nonnegative index."""
+    """Return the index ``place``, which may be negative, as a nonnegative index."""
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)

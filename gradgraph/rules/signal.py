@@ -72,7 +72,7 @@ def dft(
 
 
 def _size(op: Builder, x: Var, axis: Var) -> Var:
-    """Return the size of ``x`` along an axis that may be known at run time only, int64 [1]."""
+    """Return the size of ``x`` along an axis that may only be known at run time, as int64 [1]."""
     return op.dim(x, int(axis.const)) if axis.const is not None else op.Gather(op.Shape(x), op.Reshape(axis, [1]))
 
 
@@ -94,7 +94,7 @@ def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
 
 
 def _multiplicity(op: Builder, n: Var, bins: Var, x: Var, axis: Var) -> Var:
-    """Return how often each bin of a one-sided spectrum counts: 2, or 1 for a bin that mirrors itself."""
+    """Return the multiplicity of each bin of a one-sided spectrum: 2, or 1 for a bin that is its own mirror image."""
     k = op.Range(0, op.Squeeze(bins), 1)
     alone = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), n))
     along = op.Equal(np.arange(x.rank), op.Mod(axis, x.rank))
@@ -125,7 +125,7 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Gradients:
-    """Return the signal's gradient: transform the cotangents of all frames back, and add overlapping frames.
+    """Return the gradient of the signal: the adjoint transforms of all frames' cotangents, added where frames overlap.
 
     Frame f is ``window · signal[f · step :]``.
     """

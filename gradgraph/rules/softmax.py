@@ -1,6 +1,6 @@
-"""Gradient rules of Softmax, LogSoftmax and the losses of classification.
+"""Gradient rules of Softmax, LogSoftmax and classification losses.
 
-Every formula uses the output (a probability, or its logarithm), which is finite even where the exponential of a score
+Every formula uses the output (a probability or its logarithm), which is finite even where the exponential of a logit
 of ±200 would overflow.
 """
 
@@ -53,8 +53,8 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
 def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
     """Return ``y·(dy − Σ dy·y)``, summed along ``axis``.
 
-    For attention probabilities y, Σ do·o is an equal sum: it is used if the attention's output ``o`` and its cotangent
-    ``do`` are passed.
+    For attention probabilities y, Σ do·o equals Σ dy·y; it is used instead if the attention's output ``o`` and its
+    cotangent ``do`` are passed.
     """
     weighed = dy * y if do is None or o is None else do * o
     return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
@@ -90,7 +90,7 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
     case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),
 )
 def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
-    """Return the gradient of scores, ``d·(onehot(places) − p)``; d is the gradient of log p at one place per row."""
+    """Return the gradient of logits, ``d·(onehot(places) − p)``; d is the gradient of log p at one index per row."""
     return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
 
 
@@ -99,7 +99,7 @@ def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis
 
 @dataclass(frozen=True)
 class Targets:
-    """The class labels, ready for indexing: ignored samples have label 0, and False in ``counted``."""
+    """Class labels prepared for indexing; an ignored sample has label 0 and is False in ``counted``."""
 
     labels: Var  # [N, d1, …]
     places: Var  # [N, 1, d1, …]: indices along the class axis
@@ -117,7 +117,7 @@ class Targets:
         return x if self.counted is None else op.Where(self.counted, x, 0.0)
 
     def weights(self, op: Builder, w: Var | None, dtype: ir.DataType) -> Var | None:
-        """Return the weight of every sample; None if all weights are 1."""
+        """Return the weight of each sample; None if all weights are 1."""
         if w is not None:
             return self.where_counted(op, op.Gather(w, self.labels))
         return None if self.counted is None else op.cast(self.counted, dtype)
@@ -181,7 +181,7 @@ _LOSS_CASES = [
 @vjp(
     "NegativeLogLikelihoodLoss",
     *_LOSS_CASES,
-    # no sample counts: the mean is 0/0, its gradient is zero
+    # all samples are ignored: the mean is 0/0, its gradient is zero
     point([[1.0, 2.0], [3.0, 4.0]], [5, 5], gives=[[[0.0, 0.0], [0.0, 0.0]], None], ignore_index=5),
 )
 def negative_log_likelihood_loss(
@@ -245,9 +245,9 @@ def labels_gradient(
     reduction: str,
     ignore_index: int | None = None,
 ) -> tuple[Var, None, Var | None]:
-    """Return the gradients of the inputs of a loss on class labels: scores, target (None) and class weights.
+    """Return the gradients of the inputs of a classification loss: logits, target (None) and class weights.
 
-    ``log_p`` is the LogSoftmax of the scores, ``w`` are the class weights.
+    ``log_p`` is the LogSoftmax of the logits; ``w`` are the class weights.
     """
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)

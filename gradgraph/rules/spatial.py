@@ -1,7 +1,8 @@
 """Gradient rules of sampling at computed positions: GridSample, AffineGrid and DeformConv.
 
 ``spatial_taps`` reads the pixels and adds cotangents back; this file computes coordinates. GridSample and DeformConv
-are linear in the image, and DeformConv in its weight, bias and mask; grids and offsets move the points.
+are linear in the image, and DeformConv also in its weight, bias and mask. Grids and offsets determine the sampling
+points.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _points(op: Builder, grid: Var) -> Var:
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
     """Return the gradient of theta: Σ dy[n, p]·[b[p], 1] over points p, because ``y[n, p] = theta[n] @ [b[p], 1]``.
 
-    Here b[p] is the position of point p in the grid of the identity.
+    Here b[p] is the position of point p in the identity grid.
     """
     axes = op.dim(theta, 1)
     identity = op.EyeLike(op.full(op.dims(theta, 1, 3), 0, theta.dtype))
@@ -159,9 +160,9 @@ def deform_conv(
     offset_group: int = 1,
     **attrs: Any,
 ) -> Gradients:
-    """Return the gradients of a matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places].
+    """Return the gradients of DeformConv, a product of w with the columns ``v = mask · sampled x`` [N, C·taps, places].
 
-    The og offset groups become part of the batch: N·og images of C/og channels, with taps·places points each.
+    The og offset groups are merged into the batch: N·og images of C/og channels, with taps·places points each.
     """
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, **attrs), images)
@@ -212,7 +213,7 @@ def _offset_places(
 
 
 def _lattice(op: Builder, shape: Var) -> Var:
-    """Return every index of a tensor of shape ``shape`` in row-major order: int64 [axes, elements]."""
+    """Return the indices of all elements of a tensor of shape ``shape`` in row-major order: int64 [axes, elements]."""
     return op.NonZero(op.full(shape, 1, INT64))
 
 

@@ -1,9 +1,9 @@
 """Gradient rules of pooling over regions of interest: RoiAlign and MaxRoiPool.
 
-The samples of a region form a lattice, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] · B[r]ᵀ``
-with one matrix per axis, for region r and channel c. So all gradients of RoiAlign's means are matrix products. A
-maximum passes its cotangent to the chosen pixel, the first of equal ones. R is the number of regions; tensors of
-samples along one axis are [R, bins, samples].
+The sampling points of a region form a grid, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] ·
+B[r]ᵀ`` with one matrix per axis, for region r and channel c. All gradients of RoiAlign in mode "avg" are thus matrix
+products. A maximum passes its cotangent to the selected pixel, the first of equal ones. R is the number of regions;
+tensors of samples along one axis have the shape [R, bins, samples].
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import flat
 from gradgraph.rules.windows import flat as flat_space
 
-Move = tuple[Var, Var]  # the gradient of the samples' coordinates; this gradient times the samples' relative position
+Move = tuple[Var, Var]  # the gradient of sample coordinates, and that times the relative positions
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of all regions along one axis.
+    """The sampling points of all regions along one axis.
 
     Attributes:
         at: the pixel coordinates, [R, bins, samples].
-        counted: whether each sample exists: regions may differ in their number of samples.
-        share: 1 / (the number of samples of a bin), or 0 for a sample too far outside of the image.
+        counted: whether each sample exists, as regions may have different numbers of samples.
+        share: 1 / (the number of samples of a bin), or 0 for a sample too far outside the image.
         along: the relative position of each sample between the start (0) and the end (1) of the region.
-        free: [R, 1, 1], 1 if the length of the region follows its corners, 0 if it is clamped to the minimum.
+        free: [R, 1, 1], 1 if the length of the region depends on its corners, 0 if it is clamped to the minimum.
     """
 
     at: Var
@@ -106,10 +106,10 @@ _BOXES = [
 
 
 def _on_edges() -> list[Point]:
-    """Return points with one sample in a row of three pixels, at positions where the formula changes."""
+    """Return test points with one sample in a row of three pixels, at positions where the formula changes."""
     pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
     rows: list[tuple[float, float, int, float, dict[str, Any]]] = [
-        (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
+        (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first: the limit for samples outside
         (-0.5, 1.5, 0, 2.0, {}),  # on the first
         (2.5, 4.5, 2, 0.0, {}),  # one pixel after the last
         (0.5, 1.5, 1, -1.5, {"coordinate_transformation_mode": ends}),  # the minimum length of a region there
@@ -178,9 +178,9 @@ def roi_align(
 
 
 def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
-    """Return the gradients of regions' starts and ends, [R, 1] each.
+    """Return the gradients of the starts and ends of all regions, [R, 1] each.
 
-    ``moved`` are the gradients of sample coordinates, and ``turned`` are these times the samples' relative positions.
+    ``moved`` are the gradients of the sample coordinates; ``turned`` are these times the samples' relative positions.
     """
     total, far = (op.ReduceSum(d, [1, 2], keepdims=1) for d in (moved, turned))
     far = far * free
@@ -188,16 +188,16 @@ def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
     return start, end
 
 
-# --- the mean: one matrix per axis ---------------------------------------------------------------------
+# --- mode "avg": one matrix per axis ---------------------------------------------------------------------
 
 
 def _mean(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """Return the gradients of the image and of sample coordinates along both axes, if bins are means.
+    """Return the gradients of the image and of the sample coordinates along both axes, for mode "avg".
 
-    All images form one matrix [N·H, C·W]. It is multiplied by a matrix [R·bins, N·H] whose
-    columns for the image of region r contain A[r].
+    All images form one matrix [N·H, C·W]. It is multiplied by a matrix [R·bins, N·H], in which the columns for the
+    image of region r contain A[r].
     """
     (a, a_slope), (b, b_slope) = (_hats(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     n, c, h, w = (op.dim(x, axis) for axis in range(4))
@@ -233,7 +233,7 @@ def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
     return weight, rise * op.Unsqueeze(free, [3]) * share
 
 
-# --- the maximum: one pixel per bin ----------------------------------------------------------------------
+# --- mode "max": one pixel per bin ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Reach:
 def _largest(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """Return the gradients of the image and of sample coordinates along both axes, if bins are maxima.
+    """Return the gradients of the image and of the sample coordinates along both axes, for mode "max".
 
     As in onnxruntime, the maximum is over single pixels times their weights, not over interpolated values.
     """
@@ -296,7 +296,7 @@ def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
 
 
 def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
-    """Return ``combine`` of each pair of a row in p and a column in q, [R, bins, K] each: [R, bins·bins, K·K]."""
+    """Apply ``combine`` to each pair of a row in p and a column in q, [R, bins, K] each; return [R, bins·bins, K·K]."""
     pairs = combine(op.Unsqueeze(p, [2, 4]), op.Unsqueeze(q, [1, 3]))
     ends = [op.ReduceProd(op.dims(pairs, k, k + 2), keepdims=1) for k in (1, 3)]
     return op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
@@ -342,7 +342,7 @@ def max_roi_pool(
 
 
 def _whole_pixels(op: Builder, rois: Var, size: Var, axis: int, bins: int, scale: float) -> tuple[Var, Var]:
-    """Return the K pixels of each bin along one axis for R regions, int64 [R, bins, K], and which of them exist."""
+    """Return the indices of each bin's K pixels along one axis, int64 [R, bins, K], and a mask of those that exist."""
     corners = (op.Gather(rois, [[corner]], axis=1) * scale for corner in (2 - axis, 4 - axis))
     first, last = (op.Sign(c) * op.Floor(op.Abs(c) + 0.5) for c in corners)
     length, bin_ = (

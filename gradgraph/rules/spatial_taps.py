@@ -1,9 +1,9 @@
 """Interpolated reads of images: helpers for GridSample and DeformConv.
 
-Point p reads K pixels (taps), each with a weight that depends on the point's position:
-``y[n, c, p] = Σ_k weight[n, k, p] · x[n, c, where[n, k, p]]``. So the cotangent is added to the pixels that were read,
-times their weights, and the gradient of the point's position follows from the slopes of the weights. Points are the
-last axis, because products of long rows are fast.
+Point p reads K pixels (taps), each with a weight that depends on the point's position: ``y[n, c, p] = Σ_k weight[n, k,
+p] · x[n, c, where[n, k, p]]``. The cotangent, times the weights, is thus added to the pixels that were read, and the
+gradient of the point's position follows from the derivatives of the weights. Points are the last axis, because products
+of long rows are fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.windows import flat as flat_space
 
-# weights of the taps as polynomials of the fraction t, one row per power of t: nearest, linear, Keys' cubic (a = -3/4)
+# tap weights as polynomials in the fractional position t, one row per power of t; cubic: Keys with a = -3/4
 _A = -0.75
 _POWERS: dict[str, list[list[float]]] = {
     "nearest": [[1.0], [0.0]],
@@ -52,8 +52,8 @@ class Taps:
 def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> Taps:
     """Return the taps of points with pixel coordinates ``u`` [N, axes, P] in images ``x`` [N, C, *sizes].
 
-    At a pixel, where linear weights have a kink, slopes are the right-hand ones. With border or reflection padding they
-    are zero at the first and last pixel of an axis, as in PyTorch.
+    At a pixel, where linear weights have a kink, the right-hand derivatives are used. With border or reflection
+    padding, the derivatives are zero at the first and last pixel of an axis, as in PyTorch.
     """
     powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [2])
     base = op.Round(u) if mode == "nearest" else op.Floor(u)
@@ -86,7 +86,7 @@ def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
 
 
 def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
-    """Return coordinates reflected at the ends of the axis: at centres (``aligned``) or edges of the end pixels."""
+    """Return coordinates reflected at the ends of an axis: at centres (``aligned``) or edges of the end pixels."""
     low, span = (0.0, n - 1.0) if aligned else (-0.5, n)
     far = op.Mod(op.Abs(i - low), span * 2.0, fmod=1)
     return op.Min(far, span * 2.0 - far) + low
@@ -115,7 +115,7 @@ def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
-    """Return ``combine`` of the taps of several axes, [N, T, P] each, in all combinations: [N, T^axes, P]."""
+    """Apply ``combine`` to all combinations of taps along several axes, [N, T, P] each; return [N, T^axes, P]."""
     spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
     count = op.ReduceProd(op.dims(combined, 1, len(parts) + 1), keepdims=1)
@@ -133,7 +133,7 @@ def read(op: Builder, x: Var, where: Var) -> Var:
 
 
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
-    """Return the gradient of ``x``: ``dy`` [N, C, P], times weights, added at the pixels of each point."""
+    """Return the gradient of ``x``: ``dy`` [N, C, P] times weights, added at the pixels that each point reads."""
     weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
     return add_at(op, op.Unsqueeze(dy, [2]) * weight, seen.where, x)
 

@@ -48,7 +48,7 @@ class Windows:
 
     @property
     def extents(self) -> list[int | None]:
-        """The number of elements from a window's first tap to its last one, both included."""
+        """The number of elements from a window's first tap to its last one, inclusive."""
         pairs = zip(self.kernel, self.dilations, strict=True)
         return [(k - 1) * d + 1 if isinstance(k, int) else None for k, d in pairs]
 
@@ -66,7 +66,7 @@ class Windows:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether windows neither overlap nor leave gaps."""
+        """Whether windows are adjacent, without overlap or gaps."""
         return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
 
     def spatial(self, x: Var) -> Sequence[Dim]:

@@ -1,4 +1,4 @@
 """Composites: functions that exporters write as several nodes.
 
-Each file defines some composites: how they are found in a graph, and their gradient rules.
+Each file defines composites of one kind: the patterns that match them in a graph, and their gradient rules.
 """

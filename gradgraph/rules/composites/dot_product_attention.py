@@ -16,11 +16,11 @@ from gradgraph.rules.patterns import MismatchError, Walk, need, number_of, some,
 from gradgraph.rules.registry import Gradients, attributes, boolean, case, real, uniform
 from gradgraph.rules.softmax import softmax_gradient
 
-MOST_STEPS = 8  # nodes between the product and its last mask
+MOST_STEPS = 8  # maximum nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """Find P·V with P = Softmax(S), where a Where may replace NaN in P with zeros. The inputs are S and V."""
+    """Match P·V with P = Softmax(S), where a Where may replace NaN in P with zeros. The inputs are S and V."""
     p, v = walk.last.inputs
     softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
@@ -41,7 +41,10 @@ def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
 
 
 def find_attention(walk: Walk) -> Found:
-    """Find softmax(mask(c·Q·Kᵀ))·V: backwards from the softmax an optional Where, sums, factors, and Q·Kᵀ."""
+    """Match softmax(mask(c·Q·Kᵀ))·V.
+
+    Going backwards from the softmax, it accepts an optional Where, additions, constant factors, and Q·Kᵀ.
+    """
     weighed = find_weighed(walk)
     (scores, v), (p,) = weighed.inputs, weighed.kept
     condition, kept, scores = _split_where(walk, some(scores))
@@ -55,9 +58,9 @@ def find_attention(walk: Walk) -> Found:
 
 
 def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """Return the inputs of a Where that replaces some scores with a constant: condition, ``kept``, scores.
+    """Return (condition, ``kept``, scores) of a Where that replaces some scores with a constant.
 
-    ``kept`` is 1 if scores are kept where the condition is true, else 0. The condition is None without a Where.
+    ``kept`` is 1 if scores are kept where the condition is true, else 0. Without a Where, the condition is None.
     """
     node = scores.producer()
     if node is None or not is_standard(node, "Where"):
@@ -141,7 +144,7 @@ _CONDITION = "one = Constant<value = real {1.0}>()  b = Less(x3, one)"
     case(*_HEADS, graph=f"t = MatMul(x0, x1){_END}  y1 = Exp(p)", outputs=2),  # the weights are an output, too
     case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)"),
     case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)  y1 = Exp(p)", outputs=2),
-    case(real(1, 3, 4), real(2, 4, 5), real(1, 5, 2), graph=f"t = MatMul(x0, x1){_END}"),  # one head of queries
+    case(real(1, 3, 4), real(2, 4, 5), real(1, 5, 2), graph=f"t = MatMul(x0, x1){_END}"),  # a single query head
     case(real(1, 3, 4), real(1, 4, 5), real(2, 5, 2), real(2, 3, 5), graph=f"s = MatMul(x0, x1)  t = Add(s, x3){_END}"),
     case(real(2, 1, 4), real(2, 4, 5), real(2, 5, 2), real(3, 1), graph=f"s = MatMul(x0, x1)  t = Add(s, x3){_END}"),
     case(real(1, 4), real(4, 5), real(5, 2), real(3, 5), graph=f"s = MatMul(x0, x1)  t = Add(s, x3){_END}"),

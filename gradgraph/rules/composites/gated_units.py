@@ -15,14 +15,14 @@ from gradgraph.rules.patterns import Walk, is_number, need, need_one_rank, numbe
 from gradgraph.rules.registry import Gradients, case, point, real, uniform
 
 FAR = [[40.0, -40.0, 0.0]]
-MOST_FACTORS = 3  # the most nested products of a GELU
+MOST_FACTORS = 3  # maximum nesting of products in a GELU
 
 
 # --- SiLU: x·σ(x) ------------------------------------------------------------------------------------------------
 
 
 def find_silu(walk: Walk) -> Found:
-    """Find x·σ(x), with the factors in either order."""
+    """Match x·σ(x), with the factors in either order."""
 
     def gated(pair: tuple[ir.Value | None, ir.Value | None]) -> Found:
         x, gate = pair
@@ -51,7 +51,7 @@ def silu(op: Builder, dy: Var, y: Var, x: Var, gate: Var) -> Gradients:
 
 
 def find_gelu(walk: Walk) -> Found:
-    """Find a GELU: a product, in any order, of x, a sum 1 + g (or ½ + ½·g) with g = erf or tanh, and constants."""
+    """Match a GELU: a product, in any order, of x, a sum 1 + g (or ½ + ½·g) with g = erf or tanh, and constants."""
 
     def gelu_by(gate: ir.Node) -> Found:
         walk.passed.append(gate)

@@ -1,6 +1,6 @@
-"""Composites of losses on class labels, which read one log-probability per row of a LogSoftmax.
+"""Composites of classification losses, which select one log-probability per row of a LogSoftmax.
 
-Their rules compute the gradient of the scores directly, and never write a gradient of all log-probabilities.
+Their rules compute the gradient of the logits directly, without a gradient of all log-probabilities in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 
 
 def find_picked(walk: Walk) -> Found:
-    """Find a GatherElements that reads one log-probability per row of a LogSoftmax, along its axis."""
+    """Match a GatherElements that selects one log-probability per row of a LogSoftmax, along its axis."""
     log_p, places = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     size, chosen = shape_of(some(log_p)), shape_of(some(places))
@@ -53,7 +53,7 @@ def picked_log_probability(op: Builder, dy: Var, y: Var, x: Var, log_p: Var, pla
 
 
 def find_likelihood(walk: Walk) -> Found:
-    """Find a NegativeLogLikelihoodLoss of a LogSoftmax over the classes."""
+    """Match a NegativeLogLikelihoodLoss of a LogSoftmax over the classes."""
     log_p, *others = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     need(attributes(softmax)["axis"] % len(some(shape_of(some(log_p)))) == 1)

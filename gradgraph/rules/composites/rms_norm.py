@@ -1,4 +1,4 @@
-"""Division by the root mean square, the norm of most language models."""
+"""RMS normalization: division by the root mean square, as in most language models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.rules.registry import Gradients, attributes, case, positive, real
 
 
 def find_rms_norm(walk: Walk) -> Found:
-    """Find x/r, or x·i with i = 1/r, where r = √(mean(x²) + ε)."""
+    """Match x/r, or x·i with i = 1/r, where r = √(mean(x²) + ε)."""
 
     def by_factor(pair: tuple[ir.Value | None, ir.Value | None]) -> Found:
         x, inverse = pair

@@ -1,14 +1,14 @@
-"""The table of composites: groups of nodes that compute one well-known function, found before differentiation.
+"""The table of composites: groups of nodes that compute one well-known function, matched before differentiation.
 
-Each composite is registered in a file of this folder; ``calls`` finds composites in a graph. A composite is found from
-its last node backwards, and has a rule of its own::
+Each composite is registered in a file of this folder; ``calls`` finds composites in a graph. A composite is matched
+backwards from its last node, and has its own gradient rule::
 
     @composite("Silu", ["Mul"], find_silu, case(real(2, 3), graph="s = Sigmoid(x0)  y0 = Mul(x0, s)"))
     def silu(op, dy, y, x, gate): ...
 
 The rule maps the cotangent of the last output directly to the inputs of the function. The nodes in between stay in the
-graph, and get cotangents only from readers outside the composite. So a backend need not recognise the function in the
-gradients of its parts.
+graph, and get cotangents only from readers outside the composite. A backend thus does not have to recognise the
+function in the gradients of its parts.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Composite:
-    """A function of several nodes: how to find it, its rule, and the rule's test cases (graphs)."""
+    """A function written as several nodes: its matcher, its gradient rule, and the rule's test cases (graphs)."""
 
     find: Callable[[Walk], Found]
     rule: Rule
-    elementwise: bool  # an elementwise function of one input, whose rule maps tangents like cotangents
+    elementwise: bool  # elementwise in one input, so that its rule also maps tangents
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Call:
     found: Found
 
     def gradients(self, op: Builder, dy: Var, y: Var) -> list[Var | None]:
-        """Return the gradient of each of ``found.inputs``, from cotangent and value of the last node."""
+        """Return the gradient of each of ``found.inputs``; ``dy`` and ``y`` belong to the last node's output."""
         given = [op.wrap(x) for x in (*self.found.inputs, *self.found.kept)]
         gradients = list(self.composite.rule.emit(op, dy, y, *given, **self.found.attributes))
         count = len(self.found.inputs)
@@ -72,15 +72,17 @@ _BY_LAST: dict[str, list[Composite]] = defaultdict(list)
 def composite(
     name: str, last: Sequence[str], find: Callable[[Walk], Found], *trials: Case | Point, elementwise: bool = False
 ) -> Callable[[Emit], Emit]:
-    """Register the rule of a composite: a function ``(op, dy, y, *inputs, *kept, **attributes)`` → gradients of inputs.
+    """Return a decorator that registers the gradient rule of a composite.
+
+    The rule is a function ``(op, dy, y, *inputs, *kept, **attributes)`` that returns one gradient per input.
 
     Args:
         name: the name of the composite in tests.
         last: the operator types of the last node.
-        find: a function that walks backwards from the last node and returns the arguments of the rule, or raises
-            ``MismatchError`` (by ``some`` and ``need``).
-        trials: cases and points of the rule kit, with graphs as exporters write them.
-        elementwise: whether the function is elementwise with one input, so that its rule maps tangents like cotangents.
+        find: a matcher, which walks backwards from the last node and returns the arguments of the rule, or raises
+            ``MismatchError`` (using ``some`` and ``need``).
+        trials: test cases and points for the rule kit, with graphs as exporters write them.
+        elementwise: whether the function is elementwise in one input, so that its rule also maps tangents.
     """
 
     def register(emit: Emit) -> Emit:
@@ -102,7 +104,7 @@ def rules_with_cases() -> list[Rule]:
 
 
 def calls(nodes: Iterable[ir.Node], active: Collection[ir.Value], wrt: Collection[ir.Value]) -> dict[ir.Node, Call]:
-    """Return the composites among ``nodes``, the nodes of a path, by their last node.
+    """Return the composites among ``nodes``, the nodes on a gradient path, by their last node.
 
     ``active`` are the values that have a gradient.
     """
