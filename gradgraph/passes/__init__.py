@@ -1,4 +1,4 @@
-"""Passes over a whole model, one file each and idempotent: the normal form (``normal``), modes, randomness, precision.
+"""Idempotent passes over a whole model, one file each: the normal form (``normal``), modes, randomness, precision.
 
-Passes refer to operators and their forms, but not to gradients.
+Passes depend on operators and their forms, but not on gradients.
 """

@@ -1,7 +1,7 @@
 """Mixed precision: the table of operators that run in float16 or bfloat16, and the settings of loss scaling.
 
-The table is that of PyTorch's autocast, by ONNX's operators. Products run in the low precision; reductions, and
-operators whose results span many magnitudes, run in float32; everything else runs in the precision of its inputs.
+The table is that of PyTorch's autocast, translated to ONNX operators. Products run in the low precision; reductions,
+and operators whose results span many magnitudes, run in float32; everything else runs in the precision of its inputs.
 ``passes.mixed_precision`` applies it to a model before it is differentiated.
 """
 
@@ -47,7 +47,7 @@ _ABOVE_ZERO = Kind("a number above 0", lambda value: FINITE.fits(value) and valu
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision in which a float32 model is computed. Weights stay float32; operators read rounded copies of them.
+    """The compute precision of a float32 model. Weights stay float32; operators read rounded copies of them.
 
     Args:
         name: ``"float16"``, ``"bfloat16"``, or ``"float32"`` for no change.
@@ -57,8 +57,9 @@ class Precision:
         scaled: scale the loss dynamically, so that small gradients do not vanish and large ones do not overflow; by
             default for float16.
         init_scale, growth_factor, backoff_factor, growth_interval: settings of the loss scale, as in
-            ``torch.amp.GradScaler``. A step whose gradients are not all finite changes no weight and multiplies the
-            scale by ``backoff_factor``; ``growth_interval`` finite steps in a row multiply it by ``growth_factor``.
+            ``torch.amp.GradScaler``. A step with non-finite gradients leaves the weights unchanged and multiplies the
+            scale by ``backoff_factor``; after ``growth_interval`` consecutive finite steps, the scale is multiplied by
+            ``growth_factor``.
 
     Raises:
         BuildError: the precision is unknown, or a number is out of range.

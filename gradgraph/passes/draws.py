@@ -1,13 +1,14 @@
 """Random operators of a training step: RandomNormal, RandomUniform, their -Like forms, Bernoulli and Multinomial.
 
-A runtime draws their numbers from a generator of its session, which restarts when a run is resumed. In a training step
-each operator is replaced by nodes whose numbers are a function of the seed, the step number and the operator's place in
-the graph (``passes/randomness.py``); in a Loop, also of the iteration number, so that a gradient that recomputes an
-iteration draws the same numbers. The attribute ``seed``, also of Dropout, is ignored: the step's own seed is used,
-and each place has its own stream.
+A runtime draws their numbers from a generator of its session, which would restart when a run is resumed. In a training
+step, each operator is therefore replaced by nodes whose numbers are a function of the seed, the step number and the
+operator's place in the graph (``passes/randomness.py``). In a Loop, they also depend on the iteration number, so that a
+gradient that recomputes an iteration draws the same numbers. The attribute ``seed`` (also of Dropout) is ignored: the
+step's seed is used, and each place has its own stream.
 
-eval.onnx and exports contain the random operators themselves. A Trainer replaces them in evaluation with the same
-numbers every time (``fixed``), so losses of different weights are comparable and a resumed run repeats them.
+eval.onnx and exports contain the random operators themselves. For evaluation, a Trainer replaces them with draws that
+are the same every time (``fixed``), so that losses of different weights are comparable and a resumed run reproduces
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Turns = Sequence[Var]  # the iteration numbers of the Loops around a place, oute
 Form = Callable[..., Var]
 
 _FORMS: dict[str, Form] = {}
-_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits to draw, so that rounding never yields 1
+_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits per number: with more, rounding could yield 1
 
 
 def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
@@ -107,7 +108,7 @@ def _normal(
 
 
 def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
-    """Return shape and element type of random numbers, from attributes or the input of a -Like operator."""
+    """Return the shape and element type of random numbers, from attributes or from the input of a -Like operator."""
     if like:
         return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
     return op.const(np.array(shape, np.int64)), ir.DataType(dtype)
@@ -129,7 +130,7 @@ def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype
 def _multinomial(
     op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
 ) -> Var:
-    """Draw a class as the number of cumulative probabilities at or below a uniform number in [0, sum).
+    """Draw a class index: the number of cumulative probabilities less than or equal to a uniform number in [0, sum).
 
     A class of probability 0 is never drawn. The uniform number has 23 bits, so that rounding never makes it the sum.
     """

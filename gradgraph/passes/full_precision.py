@@ -31,7 +31,7 @@ def in_float32(model: onnx.ModelProto) -> None:
     own = {n.input[0]: n.output[0] for n in casts if _role(n) == "written"}
     taken = ends | {y for n in graph.node for y in n.output}
     for name in [y for n in graph.node for y in n.output if y not in own and y not in gone]:
-        plain = name.rpartition(".")[0]  # a low result without a Cast, because no node reads it in float32
+        plain = name.rpartition(".")[0]  # a low-precision result without a Cast, as no node reads it in float32
         if name.rpartition(".")[2] in PRECISIONS and plain and plain not in taken:
             own[name] = plain
             taken.add(plain)

@@ -1,8 +1,8 @@
 """Pass: rewrite float16 products with a transposed operand that would crash onnxruntime.
 
-onnxruntime 1.32 crashes (SIGSEGV) when it fuses a float16 MatMul by a matrix with a Transpose of the other operand that
-moves leading axes, such as ``perm=[1, 0, 2]`` of [N, T, I]. It does not fuse operands of equal rank, so the matrix gets
-leading axes of size 1, which broadcast.
+If one operand of a float16 MatMul is a matrix, and the other a Transpose that moves leading axes (such as ``perm=[1, 0,
+2]`` of [N, T, I]), onnxruntime 1.32 crashes (SIGSEGV) when it fuses them. It does not fuse operands of equal rank, so
+leading axes of size 1, which broadcast, are added to the matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of
 
 
 def align_product_ranks(model: ir.Model) -> ir.Model:
-    """Give matrices that multiply transposed float16 tensors equal rank, in place; return ``model``."""
+    """Add leading axes to matrices that multiply transposed float16 tensors, in place; return ``model``."""
     editor: Editor | None = None
     for node in calls_of(model, "MatMul"):
         for moved, matrix in ((0, 1), (1, 0)):

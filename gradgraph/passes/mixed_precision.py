@@ -129,7 +129,7 @@ class _Pass:
     def _widen(self, node: ir.Node, computed: ir.Value) -> None:
         """Make all readers of ``computed``, an output of a low operator, read its float32 copy."""
         if self.emulates and node.op_type in MOVES and not any(v and is_marked_constant(v) for v in node.inputs):
-            wide = computed  # the operator only moves numbers that are rounded already
+            wide = computed  # the operator only moves numbers that are already rounded
         else:
             name, shape = computed.name or "", computed.shape
             computed.name = self.op.fresh(f"{name}.{self.suffix}")

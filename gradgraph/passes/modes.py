@@ -2,11 +2,11 @@
 
 ``training_mode``:
 
-1. BatchNormalization normalises with the statistics of the batch, whatever mode it was exported in, and each running
-   statistic gets an updated value ``running·momentum + batch·(1 − momentum)`` (ONNX's formula; the batch variance is
-   the biased one). A layer whose scale and bias are both frozen stays in evaluation mode, so that a frozen backbone
-   keeps its statistics. A layer whose statistics the graph computes (PyTorch's
-   ``track_running_stats=False``) stays in evaluation mode, too.
+1. BatchNormalization normalises with the statistics of the batch, regardless of the mode in which it was exported, and
+   each running statistic gets an updated value ``running·momentum + batch·(1 − momentum)`` (ONNX's formula; the batch
+   variance is the biased one). A layer whose scale and bias are both frozen stays in evaluation mode, so that a frozen
+   backbone keeps its statistics. A layer whose statistics the graph computes (PyTorch's ``track_running_stats=False``)
+   stays in evaluation mode, too.
 2. Dropout draws its mask from a counter-based generator written in the graph (see ``gradgraph.passes.randomness``).
 
 ``evaluation_mode``:
@@ -78,7 +78,7 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
 
 
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
-    """Raise BuildError if a body draws masks or updates statistics, which would change per iteration."""
+    """Raise BuildError if a body draws masks or updates statistics, which would differ in each iteration."""
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
             drops = is_standard(node, "Dropout") and not _never_drops(node)
@@ -107,10 +107,10 @@ def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
     """Emit a BatchNormalization in training mode; return its output and the updated running statistics.
 
-    Its momentum is 0, so that its other outputs are batch statistics for the gradient. ``so_far`` has the statistics as
-    updated by earlier nodes: a layer that is applied several times updates them each time, as in PyTorch. onnxruntime
-    writes statistics into the buffers of inputs 3 and 4, even of graph inputs. So each node gets its own scratch
-    tensors there, which also keeps nodes from being merged.
+    Its momentum is 0, so that its other outputs are the batch statistics, which the gradient needs. ``so_far`` contains
+    the statistics as updated by earlier nodes: a layer that is applied several times updates them each time, as in
+    PyTorch. onnxruntime writes statistics into the buffers of inputs 3 and 4, even of graph inputs. Each node therefore
+    gets its own scratch tensors as these inputs, which also prevents nodes from being merged.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)

@@ -1,15 +1,15 @@
 """Random numbers as a function of (seed, step, place in the graph): a counter-based generator in standard operators.
 
-The operators Dropout and RandomUniform keep their state inside a session, so a run could not be resumed bit for bit,
-and would differ between runtimes. Here number ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
-state ``rng`` and the index of the place in the graph; within loops, also of the iteration number. The state is three
-int64: the seed's lower and upper 16 bits, and the step number.
+The operators Dropout and RandomUniform keep their state inside a session, so that a run could not be resumed bit for
+bit, and would differ between runtimes. Here, number ``i`` of a mask is a hash of a key and ``i``. The key is a hash of
+the state ``rng`` and the index of the place in the graph; within loops, also of the iteration number. The state
+consists of three int64 numbers: the seed's lower and upper 16 bits, and the step number.
 
 Few runtimes have 32-bit integers that wrap around, so the hash is computed in float32 on whole numbers below 2²⁴. It
 follows the scheme of learning with rounding (LWR): a round multiplies a vector of 16 bytes by a fixed random matrix,
 modulo 2¹¹, and keeps the upper 8 bits of each entry. Two rounds absorb a 24-bit number. The last product, of 16
-five-bit numbers and a table of 256 columns, yields 256 numbers modulo 2¹⁶ at once. So a mask costs a narrow product and
-three passes over its elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
+five-bit numbers and a table of 256 columns, yields 256 numbers modulo 2¹⁶ at once. A mask thus costs a narrow product
+and three passes over its elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
 @functools.cache
 def tables() -> dict[str, np.ndarray]:
     """Return the fixed random matrices by name, scaled by powers of two so that products are taken modulo 1."""
-    raw = np.random.PCG64(0x9E3779B97F4A7C15)  # the stream is part of the file format: masks must not change
+    raw = np.random.PCG64(0x9E3779B97F4A7C15)  # the numbers are part of the file format: masks must never change
 
     def numbers(rows: int, columns: int, bits: int) -> np.ndarray:
         return (raw.random_raw((rows, columns)) >> np.uint64(64 - bits)).astype(np.float32)
@@ -54,7 +54,7 @@ def tables() -> dict[str, np.ndarray]:
 
 
 class RandomSource:
-    """A source of random numbers, computed from an int64 state; each call has a stream of its own."""
+    """A source of random numbers computed from an int64 state; each call has its own stream."""
 
     def __init__(self, state: Var) -> None:
         self.state = state
@@ -90,7 +90,10 @@ class RandomSource:
         return op.Reshape(total, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
-        """Draw standard normal numbers (Box-Muller) as ``uniform`` does, up to 5.8 in float32, 8.6 in float64."""
+        """Draw standard normal numbers (Box-Muller); arguments as for ``uniform``.
+
+        Magnitudes are at most 5.8 in float32, and 8.6 in float64.
+        """
         radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # in (0, 1]
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
         return radius * op.Cos(angle)

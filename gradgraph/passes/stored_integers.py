@@ -31,7 +31,7 @@ from gradgraph.graph.shapes import all_sizes, shape_of_type
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
-Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # value → the node that computes it, after the node's index
+Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # value → (index of its node, the node)
 Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and a function that computes its tensor
 
 
@@ -67,7 +67,7 @@ class External(Internal):
 
 
 def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Return a copy with quantized weights as integers, if marked; external ones are read one at a time."""
+    """Return a copy whose quantized weights are integers, if marked; external weights are read one at a time."""
     slim = model.clone()
     large = {v.name or "": t for v in slim.graph.initializers.values()
              if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip

@@ -1,8 +1,8 @@
-"""The normal form: every model is brought to it before it is differentiated.
+"""The normal form, to which every model is converted before differentiation.
 
-A model in normal form has one opset, no functions, all attributes set, explicit pads, one kind of constant, and
-inferred shapes. So a rule or a pass handles only one form of each operator. ``order.py`` lists the passes, which are
-grouped in folders:
+A model in normal form has opset 21, no functions, all attributes set, explicit pads, initializers as its only
+constants, and inferred shapes. A rule or a pass therefore handles only one form of each operator. ``order.py`` lists
+the passes, which are grouped in folders:
 
 - ``functions``, ``opsets``, ``dialects``: rewrite functions, other opsets and other domains with operators of opset 21;
 - ``spelling``: choose one of several equivalent spellings;

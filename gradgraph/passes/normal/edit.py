@@ -19,7 +19,7 @@ from gradgraph.graph.prune import is_wanted as is_wanted
 class Editor:
     """An editor that replaces nodes of a model with new nodes, written with the builder ``op``.
 
-    New constants become initializers of the main graph, also for nodes in bodies. All names are new and unique in the
+    New constants become initializers of the main graph, even for nodes in bodies. All names are new and unique in the
     whole model, except that outputs of a replaced node keep their names.
     """
 

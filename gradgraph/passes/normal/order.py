@@ -1,4 +1,4 @@
-"""The order of the passes that bring a model to its normal form, each with its reason."""
+"""The order of the passes that convert a model to normal form, each with the reason for its place."""
 
 from __future__ import annotations
 

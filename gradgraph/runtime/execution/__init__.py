@@ -1,1 +1,1 @@
-"""Running a step: sessions, the state bound to them, evaluation and prediction."""
+"""Execution of steps: sessions with bound state, evaluation and prediction."""

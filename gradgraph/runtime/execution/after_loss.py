@@ -1,11 +1,12 @@
 """In-place updates that wait for a finite loss, so that a diverging step leaves the state unchanged.
 
-If next values overwrite the current ones, a step that fails half-way or has a NaN loss destroys the state. So updates
-wait for a gate computed from the loss: a Gather that reads a vector of one element at index 0, or at index 1 if the
-loss is not finite, which makes onnxruntime fail the run before the state is overwritten. Earlier failures (such as
-labels out of range) leave the state unchanged, too.
+If next values overwrite the current ones, a step that fails half-way or has a NaN loss destroys the state. To prevent
+this, updates wait for a gate computed from the loss: a Gather that reads a one-element vector at index 0. If the loss
+is not finite, the index is 1, so that onnxruntime fails the run before the state is overwritten. Earlier failures (such
+as labels out of range) leave the state unchanged, too.
 
-The node that waits is the first one that all updates depend on, but the loss does not. If there is none, several wait.
+The first node that all updates depend on, but the loss does not, is made to wait. Without such a node, several nodes
+wait.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ GATE = "in_place/loss_is_a_number"
 """The name of the Gather and of its output."""
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _FUSED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that onnxruntime fuses into one Reshape when they follow each other; waiting by a Reshape would be lost."""
+"""Operators that onnxruntime fuses into one Reshape if they are consecutive, which would remove a Reshape for waiting.
+"""
 
 
 def with_updates_after_loss(
@@ -87,7 +89,7 @@ def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
-    """Return, for each node, a bit mask of the node and its ancestors: bit i is the node at index i."""
+    """Return, for each node, a bit mask of the node and its ancestors; bit i stands for the node at index i."""
     found: list[int] = []
     for i, node in enumerate(nodes):
         mask = 1 << i
@@ -146,8 +148,8 @@ class Keeping:
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
         """Reset the loss buffer before a run, and return the run options to use.
 
-        A run that overwrites the state cannot be terminated by the caller, so ``options`` is replaced for it. Other
-        runs get ``options``, which may be None, back.
+        A run that overwrites the state must not be terminated by the caller, so its ``options`` are replaced. For other
+        runs, ``options`` (possibly None) is returned unchanged.
         """
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options

@@ -2,8 +2,8 @@
 
 It follows ``onnxruntime/core/framework/bfc_arena.cc``, with default settings or settings from ``regions``. Memory is
 allocated from the system in regions, each twice as large as the last one, and never freed. A tensor gets the smallest
-sufficient free piece in its size class, or else in the next larger classes. Adjacent free pieces are merged. Only pages
-that have been written take up memory.
+free piece in its size class that is large enough, or else in the next larger classes. Adjacent free pieces are merged.
+Only pages that were written count as used memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gradgraph.runtime.execution.regions import MOST_LEFT, UNIT, USUAL
 
-HANDLE = 8  # bytes per unit of a region in its table, which is written when the region is allocated
+HANDLE = 8  # bytes per unit of a region in the region's table, which is written at allocation
 LARGEST = 1 << 30  # limit on doubling the region size, in bytes; a single larger tensor exceeds it
 CLASSES = 21  # size classes: 256 bytes, 512, and so on
 

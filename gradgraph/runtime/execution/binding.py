@@ -1,7 +1,7 @@
 """Sessions with the state bound to them, run with few copies, allocations and look-ups.
 
-The code between two steps is written for speed: a step evicts Python's data from the CPU caches, so a line of Python
-takes several times as long as in a tight loop, and binding an array takes longer than copying about 100 kB.
+The code between two steps is optimised for speed. A step evicts Python's data from the CPU caches, so that a line of
+Python takes several times as long as in a tight loop. Binding an array takes longer than copying about 100 kB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.step.finishes import as_row, finished
 from gradgraph.step.manifest import MeasureSpec, column
 
-STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
+STAGED_BYTES = 100_000  # bytes: smaller arrays are copied into memory that stays bound, larger ones are bound
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Ports:
         results: reported name → floating-point output of one element, read back after every run.
         next_of: state tensor → output with its next value; empty except for training.
         constants: other inputs, such as hyperparameters → permanently bound memory that their owner writes into.
-        measures: columns of the history computed from output sums, which are read back, too.
+        measures: columns of the history that are computed from sums; these outputs are read back, too.
         memory: other outputs → the memory that they are written to.
     """
 
@@ -61,7 +61,7 @@ class BoundSession:
     Attributes:
         numbers: results of the last run, overwritten by the next run.
         sums: sums of each measure in the last run, overwritten by the next run.
-        rows: copies of the rows of each per-sample measure in the last run.
+        rows: the values per sample of each per-sample measure in the last run, copied.
         gathers: shapes of the inputs whose rows the session gathers itself; empty if it does not.
         moved: bits of ``State.side`` for the groups of state tensors that a run updates.
     """

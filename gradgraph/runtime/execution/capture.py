@@ -28,7 +28,7 @@ from gradgraph.runtime.execution.state import State
 
 log = logging.getLogger("gradgraph")
 
-FEW_BYTES = 64  # arrays up to this size are compared with the last copy; usually they are hyperparameters
+FEW_BYTES = 64  # bytes: arrays up to this size, usually hyperparameters, are only copied if they changed
 
 
 def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Literal["auto"]) -> bool:

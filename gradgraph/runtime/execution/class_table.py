@@ -14,7 +14,7 @@ from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.finishes import f1, precision, recall
 
 COLUMNS = ("class", "precision", "recall", "f1", "samples")
-MOST_CONFUSED = 5  # printed pairs
+MOST_CONFUSED = 5  # number of printed pairs
 
 
 @dataclass(frozen=True, eq=False)

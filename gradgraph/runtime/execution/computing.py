@@ -43,7 +43,7 @@ class ComputingSession(BoundSession):
     def release(self) -> None:
         super().release()
         if self._kind is not None and self._kind[0] not in self._sides:
-            self._kind = None  # that side was released, so its outputs are no longer bound
+            self._kind = None  # that side's binding was released, and its bound outputs with it
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once and return copies of the outputs; raises ModelError."""

@@ -1,4 +1,4 @@
-"""The samples that a classifier confuses, with pictures."""
+"""Confused classes of a classifier, with example samples and pictures."""
 
 from __future__ import annotations
 

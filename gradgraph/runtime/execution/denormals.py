@@ -3,9 +3,9 @@
 Operations on denormals (numbers below 1.2e-38, in float64 below 2.2e-308) take many times as long on CPUs. They are
 common in training: exp of a masked attention score, moments of weights that no longer get a gradient.
 
-onnxruntime's own setting works for the threads of its pool, but of the calling threads it affects only the first one in
-a process, and permanently. So we set the calling thread's floating-point environment before each call and restore it
-afterwards. Since setting it takes longer than the rest of a call's overhead, code that makes many calls, and only
+onnxruntime's own setting applies to the threads of its pool. Of the calling threads, it affects only the first one in a
+process, and permanently. We therefore set the calling thread's floating-point environment before each call and restore
+it afterwards. Setting it takes longer than all other overhead of a call, so that code that makes many calls, and only
 copies data in between, sets it once for all of them.
 """
 
@@ -42,7 +42,7 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with Flushed():  # restores this thread afterwards, which onnxruntime may have set
+        with Flushed():  # restores this thread's environment, which onnxruntime may change
             super().__init__(*args, **kwargs)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:

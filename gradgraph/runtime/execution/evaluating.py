@@ -30,7 +30,7 @@ from gradgraph.step.manifest import column
 
 
 class Evaluator:
-    """An object that evaluates and predicts with the sessions of an executor. The caller must hold ``turns.lock``."""
+    """Evaluation and prediction with the sessions of an executor. The caller must hold ``turns.lock``."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._opened = executor, executor.opened

@@ -1,4 +1,4 @@
-"""The executor, with which the Trainer and the training loop check batches, run a step and save its state."""
+"""The executor, used by the Trainer and the training loop to check batches, run steps and save the state."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Executor:
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """Return the number of loss terms in a batch by which the mean loss of the named step ``step`` is divided."""
+        """Return the number of loss terms in a batch, by which the named step ``step`` divides its loss."""
         if not step:
             return self.counts(feeds)[1]
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
@@ -299,9 +299,9 @@ class Executor:
         p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
-        """Warn once if a step's learning rate is 0 for good, which happens after ``ends`` updates."""
+        """Warn once if a step's learning rate stays 0 because its schedule has ended after ``ends`` updates."""
         p = self.progress
-        if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # there are at most as many updates as steps
+        if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # there cannot be more updates than steps
             return
         if int(self.state.read([part.counter])[part.counter]) >= ends:
             part.ends = None
@@ -500,7 +500,7 @@ class Executor:
         made.stand_at(self.state.read(), progress)
         return made
 
-    # --- many -----------------------------------------------------------------------------------------------
+    # --- many steps -----------------------------------------------------------------------------------------------
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Set the batch shapes for which the training session is created; by default the shapes of the first batch.
@@ -526,7 +526,7 @@ class Executor:
         for checker in (self.checker, *self._checkers.values()):
             checker.forget()
 
-    # --- where it stands ------------------------------------------------------------------------------------
+    # --- progress and state ------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint atomically; acquires the lock itself while reading the state."""

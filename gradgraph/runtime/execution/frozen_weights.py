@@ -62,7 +62,7 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
-        """Return an OrtValue over the bytes of an initializer, which are ``raw`` or else mapped.
+        """Return an OrtValue over the bytes of an initializer: ``raw``, or by default its mapped file.
 
         OrtValues are cached by location, type and shape, since lowered models may use bytes in a different shape.
         """
@@ -140,8 +140,8 @@ def _at_whole_addresses(
     """Copy misaligned weights (such as those inside a .onnx file) to a temporary mapped file.
 
     Return the mapped copies by original location, and the folder of the file. A session that packs weights reads them
-    from that file, so no second copy stays in memory. If they are small, or the file cannot be written, return ({},
-    None); ``_array`` then copies them in memory.
+    from that file, so that no second copy stays in memory. If the weights are small, or the file cannot be written,
+    return ({}, None); ``_array`` then copies the weights in memory.
     """
     moved = {external_entry(tensor): raw for tensor, raw in weights if not _is_aligned(tensor, raw)}
     if sum(raw.nbytes for raw in moved.values()) < LEAST_KEPT:

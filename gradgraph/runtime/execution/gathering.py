@@ -1,7 +1,7 @@
 """Batches of shuffled rows, gathered by the training session instead of NumPy.
 
-The rows of a shuffled batch are scattered over the user's arrays, outside the CPU cache. NumPy copies them one by one
-in one thread; a Gather node before the step uses all threads, and takes half the time or less. The session's inputs are
+The rows of a shuffled batch are scattered over the user's arrays, outside the CPU cache. NumPy copies rows one by one
+in one thread; a Gather node before the step uses all threads and takes at most half the time. The session's inputs are
 then the user's whole arrays, without a copy, and the row indices.
 """
 
@@ -84,7 +84,7 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Insert a Gather after inputs of ``model``, in place, which then reads whole columns and row indices.
+    """Insert a Gather after inputs of ``model``, in place, so that the model reads whole columns and row indices.
 
     ``shapes`` are the shapes of these inputs in a batch. Return whether the model was changed: False if ``shapes`` is
     empty or does not match the model's inputs.

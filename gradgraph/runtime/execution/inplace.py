@@ -10,9 +10,9 @@ has read it before the next one is written:
 The analysis reads the graph that onnxruntime executes, after its optimizations.
 
 The weight W of a matrix product usually violates condition 1: the gradient of the product's input, dX = dY·Wᵀ, reads W,
-but no update depends on dX. So before a graph is passed to onnxruntime, ``with_updates_last`` makes the updates of
-large tensors wait: another input of the update passes through a Reshape that keeps its shape, with a target shape of
-zeros (each of which copies a size) computed from an element of dX.
+but no update depends on dX. Before a graph is passed to onnxruntime, ``with_updates_last`` therefore makes the updates
+of large tensors wait for dX. It passes another input of the update through a Reshape that keeps the shape: the target
+shape contains zeros, each of which copies a size, and is computed from an element of dX.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
 
 
 LARGE = 1 << 18
-"""Elements of a tensor from which saving its second copy is worth the ten nodes that make its update wait."""
+"""Minimum elements of a tensor for which saving its second copy is worth the ten nodes that make its update wait."""
 
 
 def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onnx.ModelProto:
@@ -61,7 +61,7 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         return model
     nodes = list(model.graph.node)
     scope = "in_place"
-    while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # a name of the user's model
+    while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # a name in the user's model
         scope += "_"
     for name, (updates, others) in waits.items():
         # for each update, the last input that is not the tensor itself: usually the smallest one
@@ -119,7 +119,8 @@ def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str
 def sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort nodes topologically, in place; of several ready nodes, the first in the file comes next.
 
-    Nodes without readers come last, in file order, since onnxruntime begins with the ancestors of the very last one.
+    Nodes without readers come last, in file order, since onnxruntime begins with the ancestors of the last node in the
+    file.
     """
     nodes = list(graph.node)
     writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}

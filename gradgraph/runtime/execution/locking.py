@@ -71,7 +71,7 @@ class Turns:
 
     @contextlib.contextmanager
     def of_fit(self) -> Iterator[None]:
-        """Mark this thread as running ``fit`` in a block, without the lock; raise BusyError if ``fit`` already runs."""
+        """Return a context, without the lock, in which this thread runs ``fit``; raise BusyError if one is running."""
         with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
         try:

@@ -25,7 +25,7 @@ from gradgraph.runtime.execution.walk import Walk, walked
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.step import Step
 
-OF_A_NODE = 32 << 10  # bytes per node, for its graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000
+OF_A_NODE = 32 << 10  # bytes per node for graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000 nodes
 
 
 @dataclass(frozen=True)

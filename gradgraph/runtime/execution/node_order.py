@@ -2,20 +2,20 @@
 
 Nodes that do not need the batch come first in the file, then the others, the updates, and finally loss and metrics.
 
-Creating a session: before each of its optimizations, onnxruntime sorts all nodes. It keeps the ready nodes in a list,
-in file order, and searches that list for every node. Nodes that do not need the batch (decays of the optimizer,
-transposed weights) are ready from the start; late in the file, they stay in the list for long. With 2,000 such nodes of
-15,000, creation takes 1.5 times as long as with these nodes in front.
+Session creation: before each of its optimizations, onnxruntime sorts all nodes. It keeps the ready nodes in a list, in
+file order, and searches that list for every node. Nodes that do not need the batch (optimizer decays, transposed
+weights) are ready from the start; if they come late in the file, they stay in the list for long. If 2,000 of 15,000
+nodes are of this kind, creation takes 1.5 times as long as with these nodes in front.
 
-Executing a node's inputs: onnxruntime computes the input whose node comes first in the file last. So nodes in front are
-computed just before another node reads them, not before the whole batch.
+Order of a node's inputs: onnxruntime computes last the input whose node comes first in the file. Nodes in front are
+therefore executed just before another node reads their results, not before the whole batch.
 
-Executing the outputs: onnxruntime begins with the ancestors of the last node in the file without readers. If that node
-were an update, the loss would be computed at the very end, and its inputs (the log-probabilities of a language model)
-would stay in memory until then: a step of GPT-2 needs 6.4 GB that way, and 5.5 GB if it begins with the loss. Updates
-are in the reverse order of their gradients, so the update whose gradient is computed first is executed first. If an
-update that needs the whole backward pass were first, the other weight gradients would wait for it in memory, with their
-inputs (in Stable Diffusion's U-Net, whose middle block comes last by name: 256 MiB instead of 18).
+Order of outputs: onnxruntime begins with the ancestors of the last node in the file without readers. If that node were
+an update, the loss would be computed at the very end, and its inputs (the log-probabilities of a language model) would
+stay in memory until then: a step of GPT-2 would need 6.4 GB, but only 5.5 GB if it begins with the loss. Updates are
+sorted in the reverse order of their gradients, so that the update whose gradient is computed first is executed first.
+If an update that needs the whole backward pass were first, the other weight gradients would wait for it in memory, with
+their inputs (in Stable Diffusion's U-Net, whose middle block comes last by name: 256 MiB instead of 18).
 
 onnxruntime writes an optimized model in execution order. A session of that file would compute the inputs of a node
 nearly in reverse order, so that all pieces of chunked scores would be in memory at once. ``computed_as_written`` sorts

@@ -106,7 +106,7 @@ class NonFiniteSearch:
         return None if bad is None else self._origin(bad)
 
     def _origin(self, name: str) -> NonFinite:
-        """Return the origin of NaN or infinity in ``name``; for NaN computed from infinity, the infinity's origin."""
+        """Return the origin of NaN or infinity in ``name``; for NaN computed from infinity, that of the infinity."""
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
         name = self._followed(name, 0)

@@ -1,4 +1,4 @@
-"""A step opened on one machine: its state, and sessions of its models, each created on first use."""
+"""An opened step: its state, and the sessions of its models, each created on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache of optimised models, in the user's cache folder, so that a step opens faster the next time.
+"""A cache of optimised models in the user's cache folder, with which a step opens faster the next time.
 
 Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step, the
 sizes, options, processor, versions, and the source files of this package; all of these are in the cache key. The cached
@@ -274,7 +274,7 @@ def _sources() -> str:
 
 
 def _kernels() -> tuple[object, ...]:
-    """Return path, size and time of the native kernel library, if built, since the lowering depends on its kernels."""
+    """Return path, size and modification time of the native library, if built; lowering depends on its kernels."""
     found = library.here()
     if not found.is_built:
         return ()

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is built into NumPy, not defined by ml_dtypes; it need not be NumPy's own object."""
+    """Whether a dtype is one of NumPy's built-in types (compared by kind, not by identity), not one from ml_dtypes."""
     return dtype.isbuiltin != 2
 
 

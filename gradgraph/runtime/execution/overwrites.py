@@ -1,8 +1,8 @@
 """Selection of the state tensors that a training session updates in place, according to ``RuntimeOptions.in_place``.
 
 With ``in_place=True``, all tensors for which overwriting is provably safe are updated in place. By default, only large
-tensors are, and only after the loss has been computed and is finite: a step that diverges, or fails before its loss,
-leaves the state unchanged.
+tensors are, after the loss was computed and found finite. A step that diverges, or fails before its loss, then leaves
+the state unchanged.
 """
 
 from __future__ import annotations

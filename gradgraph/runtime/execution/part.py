@@ -62,7 +62,9 @@ class Part(ShapedSessions[BoundSession]):
     def told_to_add_up(self, moves: bool, counted: int) -> dict[str, float]:
         """Return the values of the extra inputs for gradient accumulation, by name; empty if the step has none.
 
-        ``moves`` is whether this run also updates the weights; ``counted`` is the number of loss terms in the batch.
+        Args:
+            moves: whether this run also updates the weights.
+            counted: the number of loss terms in the batch.
         """
         known = self.rates.defaults
         values = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}

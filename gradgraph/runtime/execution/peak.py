@@ -1,4 +1,4 @@
-"""The tensors in memory at the peak of a step, with the nodes that create them and the last nodes that read them."""
+"""The tensors in memory at the peak of a step, each with its producer and its last reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import Origins
 from gradgraph.step.step import Step
 
-MOST = 12  # rows of a table
+MOST = 12  # maximum rows of a table
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
 def _by_batch(prediction: Prediction, once: int) -> dict[int, int]:
     """Return the total bytes for one, two and four times the predicted batch size, by batch size.
 
-    ``once`` is the first number; the last one is extrapolated linearly. The dict is empty if the batch size is fixed.
+    ``once`` is the total for the predicted batch size; the total for four times is extrapolated linearly. The dict is
+    empty if the batch size is fixed.
     """
     inputs = prediction.opened.manifest.inputs
     first = next((d for s in inputs for d in s.shape[:1] if isinstance(d, str)), None)

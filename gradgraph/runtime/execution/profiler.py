@@ -1,7 +1,7 @@
 """Profiles of a training step: onnxruntime's node times, assigned to the nodes and layers of the user's model.
 
-The name of a lowered step's node begins with the part of the step (``grad/``, ``loss/``, ``update/``), followed by the
-node of the model that it was derived from. Nodes of an optimizer belong to the layer of the weight that they update.
+The name of a node in the lowered step begins with the part of the step (``grad/``, ``loss/``, ``update/``), followed by
+the model node that it was derived from. Optimizer nodes are assigned to the layer of the weight that they update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origins
 from gradgraph.step.step import Step
 
-WARM_UP = 2  # steps that are not timed
+WARM_UP = 2  # untimed steps
 PLACES = (*ROLES, "other")
 _KERNEL = "_kernel_time"
 

@@ -1,15 +1,15 @@
 """A custom onnxruntime arena for the temporary tensors of a training session: one large region, reserved lazily.
 
 onnxruntime's default arena requests regions from the system, each twice as large as the last one, and a tensor must fit
-into one region. Free space at the end of one region and at the beginning of the next is therefore lost to large
-tensors: with the gradient of an embedding, 0.1 GB of 1.0 GB. Our arena begins with a region twice as large as the
-tensors predicted to be alive at the same time; the system allocates a page of it only when the page is written. The
-region is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for 2
-GiB. Our arena always splits a free piece that is larger than the tensor; the default arena splits only pieces of twice
-the size or more, whose unused ends were 5 % of the peak of ResNet-50.
+into one region. Large tensors therefore cannot use free space that is split between the end of one region and the
+beginning of the next: 0.1 GB of 1.0 GB for a step with the gradient of an embedding. Our arena begins with one region
+of twice the predicted peak of live tensors; the system allocates a page of it only when the page is written. The region
+is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for 2 GiB. Our
+arena always splits a free piece that is larger than the tensor. The default arena only splits pieces of at least twice
+the size; the unused remainders were 5 % of the peak of ResNet-50.
 
-onnxruntime can register a custom arena only for the whole process. So an arena is registered while a session (or
-several that run in turn) is created, and then replaced by a fresh one. These sessions are its only owners, and its
+onnxruntime can only register a custom arena for the whole process. An arena is therefore registered while a session (or
+several that run alternately) is created, and then replaced by a fresh one. These sessions are its only owners, and its
 memory is freed with the last of them.
 """
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 try:
     import resource
-except ImportError:  # Windows, which also counts memory that was never written
+except ImportError:  # on Windows, where memory that was never written also counts
     resource = None  # type: ignore[assignment]
 
-UNIT = 256  # bytes: sizes in an arena are multiples of it
+UNIT = 256  # bytes; sizes in an arena are multiples of UNIT
 USUAL = 1 << 20  # bytes of the first region of onnxruntime's own arenas
 LARGE = (1 << 31) - UNIT  # the largest int32 that is a multiple of UNIT
 WORKSPACES = 64 << 20  # bytes of a region reserved for workspaces of kernels and for small steps
-MOST_LEFT = 128 << 20  # bytes that may stay unused at the end of a piece in onnxruntime's own arenas, below its half
+MOST_LEFT = 128 << 20  # maximum unused bytes (and less than half) at the end of a piece in onnxruntime's own arenas
 DIVIDED = 1  # the same for our arena
-LEAST_STATE = 1 << 28  # bytes of state from which our arena saves memory; small convolutional steps used 44 MB more
+LEAST_STATE = 1 << 28  # bytes: with less state, our arena does not save memory (44 MB more in small CNNs)
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NEVER = "2"  # content of that file if the system also counts memory that was never written
 _registering = threading.Lock()  # the registered arena belongs to the whole process
@@ -54,7 +54,7 @@ def region_for(state: int, alive: int) -> int:
 
 
 def most_left(region: int) -> int:
-    """Return the minimum of unused bytes for which an arena splits a piece, given the size of its first ``region``."""
+    """Return the minimum number of unused bytes for which an arena splits a piece; it depends on the first region."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 

@@ -1,4 +1,4 @@
-"""Predicted classes and their probabilities, from scores and class names."""
+"""Predicted classes and their probabilities, from a model's class scores."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ Memory = Callable[[ort.SessionOptions], contextlib.AbstractContextManager[None]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 STOCK = "stock"  # onnxruntime's kernels alone
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
-LEAST_PASSED = 1 << 26  # bytes of frozen weights; a second copy of fewer is small compared with onnxruntime itself
-LARGEST_FILLED = 1 << 20  # bytes of a folded constant that is not computed from weights
+LEAST_PASSED = 1 << 26  # bytes of frozen weights; a second copy below is small beside onnxruntime
+LARGEST_FILLED = 1 << 20  # maximum bytes of a folded constant that is not computed from weights
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class RuntimeOptions:
             failure, such as out of memory, loses it. True does so for all tensors and without waiting: a step that
             fails or diverges loses the state. False keeps two copies of each tensor.
         flush_denormals: flush numbers below 1.2e-38 to zero while a session computes (on Linux x86-64; no effect on
-            other platforms). An operation on such a number takes as long as ten others. They occur behind attention
-            masks and in decayed moments of an optimizer.
+            other platforms). An operation on such a number takes ten times as long. They occur in masked attention
+            scores and in decayed optimizer moments.
         deterministic: request kernels that return the same bits in every run (CPU kernels always do).
         cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, so that its kernels are not
             launched one by one. True raises an error for steps that cannot be recorded (with loops, or nodes that run
@@ -106,7 +106,7 @@ class RuntimeOptions:
         return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
-        """Return onnxruntime's session options for these settings; ``native_kernels=None`` counts as False here."""
+        """Return onnxruntime's session options for these settings; ``native_kernels=None`` is treated as False here."""
         options = ort.SessionOptions()
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
@@ -363,7 +363,7 @@ def create_session(
 def copies_weights(
     model: onnx.ModelProto, placement: Placement, options: RuntimeOptions, weights: FrozenWeights, packs: bool = True
 ) -> bool:
-    """Whether a session of ``model`` has its own copy of ``weights``; ``packs`` as for :func:`create_session`."""
+    """Whether a session of ``model`` will have its own copy of ``weights``; ``packs`` as for :func:`create_session`."""
     packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # its kernel is slow without packing
     return placement.providers[0] != CPU or (packs and options.packs(weights.size))
 

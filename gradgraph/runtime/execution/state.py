@@ -3,8 +3,8 @@
 There are two sets of tensors: a step reads one and writes the other, then the sets are swapped. If several named steps
 update different groups of tensors, only the updated groups are swapped: ``side`` is an integer with one bit per group.
 
-Using one buffer as input and output of a run is not safe in general, since the result would depend on the order in
-which nodes happen to run. Both sets share a tensor if ``inplace.py`` proves that this is safe.
+In general, one buffer must not be both input and output of a run, since the result would depend on the order in which
+nodes run. Both sets share a tensor if ``inplace.py`` proves that this is safe.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 class State:
-    """The state tensors of a step: the current values, and memory for the next ones, allocated when training begins.
+    """The state tensors of a step: the current values, and memory for the next values, allocated when training begins.
 
     Args:
         movers: for each tensor, the named steps that update it; by default a single step updates all.

@@ -1,4 +1,4 @@
-"""The loss of each target, and what it says about class names: logits of a Softmax or a Sigmoid, or signs."""
+"""The loss of each target, and what follows from it for class names: Softmax logits, Sigmoid logits, or signs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError if a target has class names, which become 0 and 1, but its loss expects −1 and 1."""
+    """Raise DataError if a target has class names, which are encoded as 0 and 1, but its loss expects −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):

@@ -82,7 +82,7 @@ class Team:
         """Wait until all ranks have finished ``fit``, while serving their requests for parts of the state."""
 
     def counts(self, rows: int, counted: int) -> None:
-        """Set this rank's numbers of samples (``rows``) and of loss terms (``counted``) in the next step."""
+        """Set the numbers of samples (``rows``) and of loss terms (``counted``) of this rank in the next step."""
 
     def of_all(self, rows: int, counted: int) -> tuple[int, int]:
         """Return the numbers of samples and loss terms of the last step, summed over all ranks."""
@@ -91,7 +91,7 @@ class Team:
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
         """Return whether any rank requested a stop, and the signal that any rank received, as of the last step.
 
-        ``over`` and ``signal`` are this rank's, sent to the other ranks with the next step.
+        ``over`` and ``signal`` are the values of this rank, sent to the other ranks with the next step.
         """
         return over, signal
 

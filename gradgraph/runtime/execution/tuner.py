@@ -216,7 +216,7 @@ def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
     return times
 
 
-# --- one node by itself -------------------------------------------------------------------------------------
+# --- a single node -------------------------------------------------------------------------------------
 
 
 def _can_stand_alone(node: ir.Node) -> bool:

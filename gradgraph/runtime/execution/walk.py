@@ -52,7 +52,8 @@ class Tensor:
 class Walk:
     """A simulated run of a graph.
 
-    Inputs, outputs and views of tensors do not count. A tensor of unknown size counts like its node's largest input.
+    Inputs, outputs and views of the graph's tensors are not counted. A tensor of unknown size is counted as large as
+    its node's largest input.
 
     Args:
         region: bytes of the arena's first region.

@@ -144,8 +144,7 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     output_qk: int = 0,
 ) -> Any:
-    """Convert DecoderMaskedMultiHeadAttention: MultiHeadAttention for one new token, with its inputs in a different
-    order.
+    """Convert DecoderMaskedMultiHeadAttention: MultiHeadAttention for one new token, with reordered inputs.
 
     ``beam_width`` is ignored; the beam width is read from the shape of ``beams``.
     """
@@ -180,7 +179,8 @@ def _numbers_below(op: Builder, length: Var) -> Var:
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
     """Return ``k`` and ``v``, whose batch axis has all beams of each sample, with past tokens gathered by ``beams``.
 
-    ``beams`` [batch, width, maximum] has the beam that computed each past token; onnxruntime requires a single new one.
+    ``beams`` [batch, width, maximum] contains the beam that computed each past token; onnxruntime requires a single new
+    token.
     """
     new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
@@ -250,7 +250,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     """Return a boolean mask [batch, 1, 1, keys] that is true from each sample's first key to its last.
 
     ``ends`` has one axis: the end of each sample's keys [batch], also followed by their starts [2 · batch], or by
-    cumulative lengths that are not needed [3 · batch + 2]. If its length is unknown, the graph decides.
+    cumulative lengths that are not needed [3 · batch + 2]. If its length is unknown, the form is selected at run time.
     """
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
@@ -495,7 +495,7 @@ def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> t
 
 
 def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
-    """Return the scores before (``mode`` 1) or after (2) the softmax, 0 for masked keys; None if unread."""
+    """Return the scores before (``mode`` 1) or after (2) the softmax, 0 for masked keys; None if nothing reads them."""
     if not reads_output(node, 3):
         return None
     if mode not in (1, 2):
@@ -510,7 +510,7 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """Write ``new`` [batch, heads, tokens, size] at positions ``places`` into the cache ``past``, enlarged if short."""
+    """Write ``new`` [batch, heads, tokens, size] at ``places`` into the cache ``past``, enlarged if too short."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _put_at(op, cache, new, places)

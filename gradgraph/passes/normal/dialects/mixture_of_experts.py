@@ -134,7 +134,7 @@ def _dequantized_experts(
     wanted = [experts, outputs, -(-inputs // block_size)] if block_size else [experts, outputs]
     if list(scales.shape or wanted) != wanted:
         raise _packed(node)
-    if zero_points is not None and not block_size:  # one for each row, packed along the rows of an expert
+    if zero_points is not None and not block_size:  # one zero point per row, packed along the rows of an expert
         numbers = unpacked(op, node, zero_points, bits, [experts, outputs, 1])
         zero_points = op.cast(op.Reshape(numbers, [experts * outputs, 1]), dtype)
     w = dequantized(op, node, packed, scales, zero_points, sizes, bits, block_size or inputs, dtype)

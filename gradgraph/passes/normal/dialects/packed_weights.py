@@ -1,8 +1,8 @@
 """Read weights of 4 or 8 bits, packed for onnxruntime's MatMulNBits, by a DequantizeLinear from the same bytes.
 
-MatMulNBits stores the blocks of a row consecutively, low bits first, like a uint4 tensor of ONNX. So only the
-declared type and shape change, and nothing is unpacked or copied: a frozen base stays as small as its file, on disk and
-in memory.
+MatMulNBits stores the blocks of a row consecutively, low bits first, like a uint4 tensor of ONNX. Only the declared
+type and shape change; nothing is unpacked or copied, so that a frozen base model stays as small as its file, on disk
+and in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention as matrix products, a softmax and masks.
 
 ``attend`` implements the formula ``softmax(scale · Q Kᵀ + masks) V``. The forms of ONNX's operators (below) and of
-onnxruntime's fused operators (``contrib_attention``) convert their inputs and call it. Only the stages of the scores
-have the size of the scores: masks are not expanded, and grouped queries share keys and values without a copy.
+onnxruntime's fused operators (``contrib_attention``) convert their inputs and call it. Only the scores and their later
+stages have the size [queries, keys]: masks are not expanded, and grouped queries share keys and values without a copy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Masks:
         if self.bias is not None:
             bias = self.bias if self.allowed is None else op.Where(self.allowed, self.bias, -_INF)
             return op.ReduceMax(bias, [-1], keepdims=1) > -_INF
-        assert self.allowed is not None  # without any mask this is not called
+        assert self.allowed is not None  # not called without a mask
         return op.ReduceMax(op.cast(self.allowed, ir.DataType.INT32), [-1], keepdims=1) > 0
 
 
@@ -100,7 +100,7 @@ def attend(
 
 
 def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """Return q · scale and k; in types below 32 bits both times √scale, as specified, so that nothing overflows."""
+    """Return q · scale and k; in types below 32 bits, q and k times √scale each, as specified, to avoid overflow."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)
@@ -172,7 +172,7 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """Pad ``mask`` to the number of keys with ``hide``, the value that masks a key, unless it has one entry for all."""
+    """Pad ``mask`` to the number of keys with ``hide``, the value that masks a key, unless it broadcasts over keys."""
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask
@@ -287,7 +287,7 @@ def _masks(
 
 
 def _asked_scores(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
-    """Return the optional output of scores: by ``mode``, 0 raw, 1 after the soft cap, 2 masked, 3 probabilities."""
+    """Return the optional output of scores; ``mode`` is 0 for raw, 1 after the soft cap, 2 masked, 3 probabilities."""
     if mode == 2:
         return masks.apply(op, result.capped, -_INF)
     if mode == 3 and masks.empty_rows:

@@ -1,6 +1,6 @@
-"""CumProd (opset 26) by doubling: after step k every entry is the product of the last 2^k entries up to its own.
+"""CumProd (opset 26) by doubling: after step k, each entry is the product of the 2^k entries that end at it.
 
-It takes log2(n) elementwise products, whose derivative needs no division and is exact where entries are zero.
+This takes log2(n) elementwise products, whose derivative needs no division and is exact where entries are zero.
 """
 
 from __future__ import annotations

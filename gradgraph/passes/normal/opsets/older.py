@@ -30,7 +30,7 @@ IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, OPSET: IR_VERSION}  # IR versions of 
 
 _NOT_BY_BODY = {"AffineGrid"}  # operators whose body onnxruntime loads only if it expands the operator itself
 
-Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or returns why it cannot
+Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or returns why that is impossible
 _CHANGES: dict[str, list[tuple[int, Change]]] = {}
 
 

@@ -7,10 +7,10 @@
 3. A graph output keeps its name; if both values are graph outputs, both nodes stay.
 4. Bodies of If, Loop and Scan are separate scopes: a node in a body does not merge with an outer node.
 
-Never merged are operators that draw random numbers, also if they do so only in training mode; BatchNormalization, which
-updates its own statistics, and the nodes that compute its scratch tensors in training mode, which onnxruntime
+The following are never merged: operators that draw random numbers, even if only in training mode; BatchNormalization,
+which updates its own statistics, and the nodes that compute its scratch tensors in training mode, which onnxruntime
 overwrites; operators with bodies; and operators of unknown domains. A value with ``FAN_OUT`` readers gets no more
-readers, because the time to create a session is quadratic in their number.
+readers, because session creation time is quadratic in their number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
 _OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
 _COMMUTE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})
 _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
-_MOST_ELEMENTS = 64  # elements of a constant that is compared by value
+_MOST_ELEMENTS = 64  # maximum elements of a constant that is compared by value
 
 
 Keys: TypeAlias = dict[ir.Node, tuple[Sequence[ir.Value | None], Hashable]]
@@ -93,7 +93,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_outputs(model: ir.Model) -> ir.Model:
-    """Remove each Identity that only names a graph output: the value before it gets the name; return ``model``."""
+    """Remove each Identity that only names a graph output, and rename its input instead; return ``model``."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [made_by(v, "Identity") for v in graph.outputs]:
@@ -128,7 +128,7 @@ def _node_key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     attributes = frozenset(map(_attribute_key, node.attributes.values())) if node.attributes else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
     if role := precision_role(node.op_type, node.metadata_props):
-        kind = kind, role  # differs from the key of an equal Cast of the model itself, which is not marked
+        kind = kind, role  # unlike an equal but unmarked Cast of the model itself
     return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 

@@ -17,7 +17,7 @@ from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_reshape
 from gradgraph.passes.normal.spelling.constants import become_constant
 
-# operators that only move entries also apply to vectors with symbolic dimensions
+# operators that only move entries; they are also evaluated for symbolic entries
 _MOVES = frozenset(["Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity"])
 
 _FLOATS: dict[str, Callable[..., Any]] = {

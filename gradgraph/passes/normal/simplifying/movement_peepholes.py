@@ -30,7 +30,7 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import Shape
 from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
 
-_MOST_PARTS = 64  # parts of a merged Concat: merging a long chain of Concats would take quadratic time
+_MOST_PARTS = 64  # maximum parts of a merged Concat: merging a long chain of Concats would take quadratic time
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # no effect on axes of size 1
 _RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

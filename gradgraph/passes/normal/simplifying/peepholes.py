@@ -308,7 +308,7 @@ def _useless_expand(op: Builder, node: ir.Node) -> Var | None:
 
 # --- constants -------------------------------------------------------------------------------------------
 
-_MOST_ELEMENTS = 64  # elements of a ConstantOfShape that becomes a constant
+_MOST_ELEMENTS = 64  # maximum elements of a ConstantOfShape that becomes a constant
 _NUMPY_ELEMENTS = 2.0**59  # at most 16 bytes: NumPy rejects larger sizes, even in an empty array
 
 

@@ -1,7 +1,7 @@
 """Peepholes around matrix products (rows of the table in ``peepholes.py``).
 
-A *swap* is a Transpose of the last two axes. Next to a product it is free, because runtimes read the factor transposed.
-So these peepholes move swaps next to products:
+A *swap* is a Transpose of the last two axes. Directly before a product it is free, because runtimes read the factor
+transposed. These peepholes therefore move swaps next to products:
 
 1. Reshape to a batch of matrices, swap, Reshape back to the axes before → swap (PyTorch exports keys that way);
 2. a swap times a scalar → the swap of the product;

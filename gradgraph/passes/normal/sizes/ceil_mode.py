@@ -3,10 +3,10 @@
 With ``ceil_mode=1`` the inference counts a last window that starts beyond the end of the axis. Runtimes drop that
 window, as the specification does since opset 22. A pool with such a window is rewritten so that no window is dropped:
 
-1. If all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped has the right number of windows
-   when rounded down, and any other axis gets the end padding that its last window needs.
-2. If a size is unknown, or padding counts in an average, the axis is made to end with its last window: the end padding
-   is reduced, or elements that no window reads are cut off.
+1. If all sizes are known, ``ceil_mode=0`` is set: for an axis whose last window is dropped, rounding down gives the
+   correct number of windows, and any other axis gets the end padding that its last window needs.
+2. If a size is unknown, or padding counts in an average, the axis is shortened to the end of its last window: the end
+   padding is reduced, or elements that no window reads are cut off.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ from gradgraph.graph.shapes import Dim, Shape
 from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.edit import calls_of
 
-_ROUNDS = 4  # attempts per loop, each with the sizes that changed made unknown; after that all stay unknown
+_ROUNDS = 4  # attempts per loop; each makes the sizes that changed unknown, the last one all sizes
 _EMPTY: Shape = ("no elements",)  # the element shape of an empty sequence: it is compatible with every other
-_TRIALS = 16  # inferences per body on average, however deeply loops are nested
+_TRIALS = 16  # maximum inferences per body on average, for any nesting depth of loops
 
 
 def settle_states(model: ir.Model) -> bool:
     """Record the shapes of the states of Loops; return True if any shape was new.
 
-    1. Outer Loops come first, because inner ones start from their shapes.
+    1. Outer Loops come first, because the shapes of inner Loops depend on them.
     2. The final state has the shape of the initial state if iterations preserve it.
     3. A size declared in the body stays, unless a number is known.
     4. The shape of a sequence is the shape of its elements; for an empty one, of the elements that the Loop inserts.

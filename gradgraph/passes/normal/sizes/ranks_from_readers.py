@@ -1,7 +1,7 @@
 """Infer the rank of a value from the nodes that read it, such as a Conv with its kernel, or a Transpose with its order.
 
-A reader in the value's own graph always runs and fails at any other rank, so it proves the rank. A reader in a branch
-may never run, so it proves nothing.
+A reader in the value's own graph always runs, and fails for any other rank, which proves the rank. A reader in a branch
+may never run, and proves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Correct the output sizes of a Resize by scales that ONNX's shape inference rounds differently from runtimes.
 
-The inference multiplies in float64, runtimes in float32: seven pixels times 9/7, which float32 stores as 1.2857142686,
-are 8.99999988 for the inference and 9 for runtimes. tf2onnx writes such scales whenever the ratio of sizes is not an
-integer.
+The inference multiplies in float64, runtimes in float32. For example, 7 pixels times 9/7, stored in float32 as
+1.2857142686, are 8.99999988 in the inference, rounded down to 8, but 9 in runtimes. tf2onnx writes such scales whenever
+the ratio of sizes is not an integer.
 
 1. The right size is recorded instead of the inferred one.
 2. At opset 21, if the scales are ratios of whole sizes, these sizes replace the scales: runtimes compute the same

@@ -14,14 +14,14 @@ from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 Elements = dict[ir.Value, list[Var]]  # the elements of each known sequence
 
-MOST_PIECES = 64  # the most pieces of a Split; with more, one Gather per element read is faster
+MOST_PIECES = 64  # maximum pieces of a Split; with more, a Gather for each element that is read is faster
 
 
 def resolve_sequences(model: ir.Model) -> bool:
     """Replace nodes that read sequences with known elements, in bodies too; return True if there were any.
 
-    1. Known are the elements of SequenceConstruct and SequenceEmpty; of SequenceInsert and SequenceErase at constant
-       indices of a known sequence; and of SplitToSequence into a known number of pieces, which becomes a Split (and
+    1. Elements are known for SequenceConstruct and SequenceEmpty; for SequenceInsert and SequenceErase at constant
+       indices of a known sequence; and for SplitToSequence into a known number of pieces, which becomes a Split (and
        Squeeze).
     2. SequenceAt with a constant index becomes the element, ConcatFromSequence a Concat, and SequenceLength a constant.
     3. For SplitToSequence into single slices, with any index and length, SequenceAt becomes a Gather and SequenceLength

@@ -1,7 +1,7 @@
 """Check the sizes of a node's inputs: one rule per operator, exact for numeric dimensions.
 
-A rule is called with the node's inputs (``Operand``) and attributes, and yields complaints, words that follow the
-node's name in a sentence; only the first is used. An unknown rank, or a symbolic dimension, matches everything.
+A rule is called with the node's inputs (``Operand``) and attributes, and yields complaints: phrases that follow the
+node's name in a sentence. Only the first is used. An unknown rank, or a symbolic dimension, matches everything.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _too_small(sizes: Operand, least: int) -> Words:
             yield f"reads {sizes}, which contains {size}; its numbers must be at least {least}"
 
 
-# --- element by element -----------------------------------------------------------------------------------
+# --- elementwise -----------------------------------------------------------------------------------
 
 
 @_for("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum")
@@ -136,7 +136,7 @@ def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> Words:
 def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> Words:
-    """Yield a complaint unless there is one scale in all, per index of ``axis``, or per block (rank of ``x``)."""
+    """Yield a complaint unless scales are per tensor, per index of ``axis``, or per block (with the rank of ``x``)."""
     if x.rank is None or scale.rank is None:
         return
     if block_size and scale.rank != x.rank:
@@ -191,7 +191,7 @@ def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, 
 
 @_for("Einsum")
 def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
-    """Yield a complaint unless inputs have one axis per letter of their terms, or more with "..."."""
+    """Yield a complaint unless each input has one axis per letter of its term, or at least as many with "..."."""
     sizes: dict[str, int] = {}
     for operand, term in zip(operands, equation.partition("->")[0].replace(" ", "").split(","), strict=False):
         letters, rest = term.replace("...", ""), "..." in term

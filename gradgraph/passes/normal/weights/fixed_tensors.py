@@ -1,7 +1,8 @@
-"""Find stored tensors that are constants, judging by how they are used, in files that do not mark parameters.
+"""Find stored tensors that are constants, by how they are used, in files that do not mark parameters.
 
 1. Input normalisation: a model input, possibly reshaped, minus, divided by, times or plus a constant, before a layer.
-   Constants that are added or multiplied vary along one axis and only feed layers, which can learn the same.
+   Added or multiplied constants count if they vary along one axis and only feed layers, which can learn the same
+   effect.
 2. Priors of a detector and scales of a target: after the last layer, constants that outputs are multiplied by and added
    to. The first vector that is added after a layer without a bias is its bias.
 3. Masks, by their values: zeros and ones as a factor, or zeros and one large negative number as a summand.
@@ -46,10 +47,10 @@ _BEHIND_LAYERS = (  # operators after the last layer: decoding and selection of 
     | {"LogSoftmax", "Max", "Min", "NonMaxSuppression", "NonZero", "Not", "Or", "ReduceMax", "Relu", "ScatterND"}
     | {"Shape", "Size", "Softmax", "TopK", "Where"}
 )
-_LARGEST = 1 << 20  # the most elements of a tensor that is read; larger ones are neither a mean nor a prior
-_LARGEST_MASK = 1 << 24  # the most elements of a mask that is read
-_NEGLIGIBLE = -100.0  # the masking number of an additive mask, such as Swin's, is at most this
-_BINS = 4  # the least number of bins
+_LARGEST = 1 << 20  # maximum elements of a tensor to read; larger ones are neither a mean nor a prior
+_LARGEST_MASK = 1 << 24  # maximum elements of a mask to read
+_NEGLIGIBLE = -100.0  # maximum of the negative number in an additive mask, such as Swin's
+_BINS = 4  # minimum number of bins
 _SAME_SIZE = (
     "Abs",
     "Cast",
@@ -159,7 +160,7 @@ class _Group:
 
     uses: list[_Constant] = field(default_factory=list)
     into: _Group | None = None  # the group that this one has merged into
-    has_residual: bool = False  # an input is added to the output, so that the last layer cannot learn the same
+    has_residual: bool = False  # an input is added to the output, so the last layer cannot learn the same
 
     def whole(self) -> _Group:
         group = self
@@ -186,7 +187,7 @@ class _Constant:
 
     @property
     def is_scale(self) -> bool:
-        """Whether the constant is a factor, divisor or minuend, which a bias never is."""
+        """Whether the constant is a factor, divisor or minuend, and therefore not a bias."""
         return self.node.op_type in _FACTORS or self.is_minuend
 
     @property
@@ -195,12 +196,12 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the constant may scale an input: it is no factor, or all positive, like deviations and widths."""
+        """Whether the constant may normalise an input: a factor must be all positive, like deviations and widths."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """Return the only stored operand of ``node``, a binary operator; None for a dividend, or unknown values."""
+    """Return the only stored operand of the binary operator ``node``; None for a dividend or unknown values."""
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -259,7 +260,7 @@ def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _F
 
 
 def _fits(constant: _Constant, dims: Dims) -> bool:
-    """Whether ``constant`` broadcasts to ``dims`` without a change of shape; otherwise it may be cluster centres."""
+    """Whether ``constant`` broadcasts to ``dims`` without changing them; otherwise it may contain cluster centres."""
     if dims is None:
         return constant.axes <= 1
     sizes = constant.array.shape
@@ -429,7 +430,7 @@ def _joined(groups: Sequence[_Group]) -> _Group:
     return first
 
 
-# --- by their numbers -----------------------------------------------------------------------------------
+# --- by their values -----------------------------------------------------------------------------------
 
 
 def _mask(value: ir.Value) -> str:

@@ -1,7 +1,7 @@
 """Find stored tensors that an exporter computed from a weight, and that would not change with the weight in training.
 
 An exporter that folds ``1 - w`` or the transpose of ``w`` stores the result separately from the weight, without a link
-between the two, so it must be recognised by its elements. Candidates are found by fingerprints: the order of a few
+between the two, so that it must be recognised by its elements. Candidates are found by fingerprints: the order of a few
 elements, which monotone functions preserve or reverse, and the first elements of rows, which survive a Concat. Only
 candidates are compared in full, so the search is linear in the number of tensors and rows.
 """
@@ -23,10 +23,10 @@ from gradgraph.graph.shapes import stored_sizes
 Array = np.ndarray[Any, Any]
 
 _SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must be distinct (zeros and ones are not)
-_COMPARED = 1 << 18  # the most numbers that are compared, evenly spaced in larger tensors
-_TRIES = 8  # the most weights that are compared in full with a tensor
+_COMPARED = 1 << 18  # maximum numbers to compare, evenly spaced in larger tensors
+_TRIES = 8  # maximum weights to compare in full with a tensor
 _PROBE = 4  # the first numbers of a row, which form its key
-_PARTS = 16  # the most parts of a concatenation; tensors that are larger relative to a weight are not compared with it
+_PARTS = 16  # maximum parts of a concatenation; tensors larger than this many weights are not compared with the weight
 _FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # positions; evenly spaced ones might all be in one column
 _TURNED = ("{}", "the transpose of {}")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -48,8 +48,8 @@ def find_copies(
 ) -> list[Copy]:
     """Return the ``tensors`` that equal a weight, transposed or concatenated, or a simple function of a weight.
 
-    A tensor is read only if its shape allows that, and is never compared with a weight of the same ``group``. Each
-    tensor is found at most once.
+    A tensor is read only if its shape allows such a relation, and is never compared with a weight of the same
+    ``group``. Each tensor is found at most once.
     """
     held = _arrays([w for w in weights if _is_comparable(w)], [t for t in tensors if _is_comparable(t)], group)
     by_order: dict[Hashable, list[_View]] = defaultdict(list)

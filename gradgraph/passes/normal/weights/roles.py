@@ -123,7 +123,7 @@ _COLUMNS = {  # axes of weights whose size is the number of columns or channels 
 _LIMITS = frozenset({"Max", "Min"})  # operators for which an operand of one element is a bound
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
-_MOST_MOVES = 8  # the most moving nodes between a product and its summand
+_MOST_MOVES = 8  # maximum moving nodes between a product and its summand
 _GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
 MOVES = frozenset(  # operators that move, cast, negate or invert the numbers of their first input
     {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}

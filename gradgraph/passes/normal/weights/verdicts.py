@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         is_weight: whether the tensor is a weight.
-        reason: why it is a weight or not, as words that follow a colon; names in it are safe to show.
+        reason: why it is a weight or not, as a phrase for after a colon; names in it are safe to print.
         doubtful: whether it is a scalar that is not trained but may have been learned.
         is_taken_for_constant: whether only its readers or its values suggest that this tensor of several elements is
             not a weight.
@@ -56,19 +56,19 @@ _FROZEN = "frozen"  # a role: a parameter that its module does not train
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     """Record a verdict for every floating-point initializer, and mark those that are not weights as constants.
 
-    1. Weights are the tensors in ``asked_for``, in every case, and the numbers that learned ranges are
-       computed from.
+    1. The tensors in ``asked_for`` are always weights, as are the numbers from which learned ranges are computed.
     2. Tensors that PyTorch's exporter or the frontend calls parameters are weights; buffers and frozen parameters are
        not.
-    3. Not weights are Constant nodes of a file that has its weights elsewhere; constants that ``graph.builder`` or an
-       exporter wrote into a formula; tensors that PyTorch's exporter folded from constants and shapes only; and tensors
-       with nonfinite values, unless they are factors of products (masks of −∞, which JAX uses for missing results).
-    4. Not weights are settings (bounds, scales, zero points, exponents, paddings, coordinates) and initial states of
-       zeros.
+    3. The following are not weights: Constant nodes of a file that has its weights elsewhere; constants that
+       ``graph.builder`` or an exporter wrote into a formula; tensors that PyTorch's exporter folded from constants and
+       shapes only; and tensors with nonfinite values, unless they are factors of products (masks of −∞, which JAX uses
+       for missing results).
+    4. Settings (bounds, scales, zero points, exponents, paddings, coordinates) and initial states of zeros are not
+       weights.
     5. A single number is a weight if a layer reads it as one (a slope, a bias, a norm of one channel), if Exp, Sigmoid,
        Softplus or Tanh keeps it in a range, or if the file identifies it: a TensorFlow variable, a state entry named by
        its path in PyTorch's older exporter, a PaddlePaddle parameter. Otherwise it is a constant of a formula.
-    6. Not weights are constants that normalise inputs, decode outputs or mask (``fixed_tensors``).
+    6. Constants that normalise inputs, decode outputs or mask (``fixed_tensors``) are not weights.
     7. All other tensors are weights.
     """
     exporter = _exporter(model)
@@ -173,7 +173,7 @@ def exporter_of(graph: ir.Graph) -> str:
 
 
 class _Judge:
-    """A judge that decides for each initializer whether it is a weight, from the file's exporter and its readers."""
+    """The rules that decide for each initializer whether it is a weight, from the file's exporter and its readers."""
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
