@@ -62,7 +62,7 @@ def work(names: Sequence[str], epochs: int) -> None:
         trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(threads=1), parallel=parallel)
         history = trainer.fit({"x": x[:1500], "target": target[:1500]}, epochs, 64, progress=False)
         result = trainer.evaluate({"x": x[1500:], "target": target[1500:]})
-        team: Any = trainer._executor.team
+        team: Any = trainer._session.team
         found[name] = {"bytes": team.sent / trainer.progress.steps, "loss": history["loss"][-1],
                        "accuracy": float(result["accuracy"])}  # fmt: skip
     if parallel.is_first:

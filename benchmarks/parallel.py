@@ -103,15 +103,15 @@ def work(name: str, steps: int, way: str) -> None:
     trainer = gg.Trainer(step, device="cpu", options=options, parallel=parallel)
     batch = dict(np.load(folder_of(name) / "batch.npz"))
     trainer.step(batch)
-    executor = trainer._executor
-    session: Any = executor.part.for_usual()
+    inside = trainer._session
+    session: Any = inside.part.for_usual()
     clock = Clock()
     sessions = [session]
     if parallel.ranks > 1:
         sessions += getattr(session._gradient, "sessions", [session._gradient])
     for each in sessions:
         each.session.run_with_iobinding = clock.timed("computing", each.session.run_with_iobinding)
-    team: Any = executor.team
+    team: Any = inside.team
     if parallel.ranks > 1:
         team.usual = batch["target"].size * parallel.ranks  # as `fit` sets it
         team._wait = clock.timed("message", team._wait)

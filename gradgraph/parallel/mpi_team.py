@@ -43,12 +43,11 @@ from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.manifest import UPDATE, Manifest, package_version
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.executor import Executor
-    from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.session import Placement, RuntimeOptions
     from gradgraph.runtime.execution.shaped import Sizes
     from gradgraph.runtime.execution.state import State
+    from gradgraph.runtime.execution.step_session import StepSession
     from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -201,18 +200,18 @@ class MpiTeam(Team):
             raise RuntimeUnavailableError("CUDA graphs capture whole steps, but ranks run a step in two halves; remove "
                                           "cuda_graph")  # fmt: skip
 
-    def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> SplitSession:
+    def session(self, step: StepSession, part: Part, sizes: Sizes) -> SplitSession:
         if self._buckets is None:  # sessions for all batch sizes share them
             owners = self._shards.owners if self._shards else None
             joint = self.joint_norms is not None
-            self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, joint, self._new_far)
-        return SplitSession.of(opened, part, sizes, self._buckets, self)
+            self._buckets = Buckets(step.definition, self.rank, owners, self.ranks, joint, self._new_far)
+        return SplitSession.of(step, part, sizes, self._buckets, self)
 
-    def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
+    def sharded(self, step: StepSession) -> ShardedUpdate | None:
         if self._shards is None:
             return None
-        self._share_out(opened.state)
-        return ShardedUpdate(self._shards, self.rank, self, opened)
+        self._share_out(step.state)
+        return ShardedUpdate(self._shards, self.rank, self, step)
 
     def _share_out(self, state: State) -> None:
         """Release the optimizer state that other ranks update; later reads fetch it from these ranks."""
@@ -361,9 +360,9 @@ class MpiTeam(Team):
 
     # --- interface for the loop ---------------------------------------------------------------------------------
 
-    def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
+    def begin(self, session: StepSession, facts: Mapping[str, Any], usual: int) -> None:
         versions = f"gradgraph {package_version()}, onnxruntime {ort.__version__}, Python {platform.python_version()}"
-        step = digest_of_step(executor.definition)
+        step = digest_of_step(session.definition)
         own = {"versions": versions, "parallel options": self._options, "step": step, **facts}
         everyone = self.gathered(own)
         for rank, settings in enumerate(everyone):
@@ -373,7 +372,7 @@ class MpiTeam(Team):
                         f"rank {rank} differs from rank 0 in its {name} ({value} instead of {everyone[0][name]}); "
                         f"start all ranks with the same {name}"
                     )
-        state = executor.state
+        state = session.state
         if self.agreed(not state.absent):
             state.make_whole()
         for name in self._on_all(state):
@@ -381,14 +380,14 @@ class MpiTeam(Team):
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
             if not state.on_cpu:  # then ``array`` is a copy
                 state.put(name, array)
-        executor.go_on(self.agreed(executor.progress))
+        session.go_on(self.agreed(session.progress))
         if self._local is not None:
-            self._local.begin(state.read(executor.manifest.trainable))
+            self._local.begin(state.read(session.manifest.trainable))
             self._state = state
-        self._recall(executor.progress)
+        self._recall(session.progress)
         self._remote_state.is_open = self._is_begun = True
         self.usual = max(1, sum(self.gathered(usual)))
-        self._warn_of_norms(executor.manifest)
+        self._warn_of_norms(session.manifest)
         self._asks = self._heard = (False, None)
 
     def _warn_of_norms(self, manifest: Manifest) -> None:

@@ -22,8 +22,8 @@ from gradgraph.runtime.execution.state import aligned_empty
 from gradgraph.runtime.execution.walk import most_alive
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.state import State
+    from gradgraph.runtime.execution.step_session import StepSession
 
 Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # sends the second item of each, receives the third
 
@@ -112,7 +112,7 @@ class SegmentedGradient:
 
     def __init__(
         self,
-        opened: OpenedStep,
+        step: StepSession,
         model: onnx.ModelProto,
         messages: Iterable[Message],
         ahead: str,
@@ -132,13 +132,13 @@ class SegmentedGradient:
         self._tell = tell
         self._told: list[list[tuple[Message, Array, Array]]] = []
         self.sessions: list[_SegmentSession] = []
-        options = replace(opened.options, spinning=False)  # threads of idle sessions would compete with the running one
+        options = replace(step.options, spinning=False)  # threads of idle sessions would compete with the running one
         known = _types(model)
         with region_of_several(most_alive(model)) as memory:
             for segment in segments:
                 part = _model_of(model, segment, known)
-                session = create_session(part, opened.placement, options, opened.weights, packs=packs, memory=memory)
-                self.sessions.append(_SegmentSession(session, opened.state, _of(ports, part), segment))
+                session = create_session(part, step.placement, options, step.opener.weights, packs=packs, memory=memory)
+                self.sessions.append(_SegmentSession(session, step.state, _of(ports, part), segment))
                 self._told.append([(m, own[x], told[y]) for m, x, y in segment.told])
         self.numbers: dict[str, float] = {}
         self.measures = list(ports.measures)

@@ -17,7 +17,7 @@ from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.opened import OpenedStep
+    from gradgraph.runtime.execution.step_session import StepSession
 
 
 class ShardedUpdate:
@@ -32,17 +32,17 @@ class ShardedUpdate:
         idle: a buffer for the only output of ``last``, by its name, if this rank updates no weights; else empty.
     """
 
-    def __init__(self, shards: Shards, rank: int, team: Messages, opened: OpenedStep) -> None:
+    def __init__(self, shards: Shards, rank: int, team: Messages, step: StepSession) -> None:
         self.last: onnx.ModelProto = shards.last(rank)
-        self._shards, self._rank, self._team, self._state = shards, rank, team, opened.state
-        gradients = opened.manifest.separate
+        self._shards, self._rank, self._team, self._state = shards, rank, team, step.state
+        gradients = step.manifest.separate
         assert gradients is not None
         self._gradients = gradients.gradients
         self._told = {name: np.zeros(told.shape, told.dtype) for name, told in shards.told.items()}
         self.idle = {o.name: to_ortvalue(np.zeros((), np.float32)) for o in self.last.graph.output if o.name == NOTHING}
         self.values: dict[str, ort.OrtValue] = {name: to_ortvalue(array) for name, array in self._told.items()}
         self._before: list[BoundSession | None] = []
-        mine = {stand_in: weight for weight, stand_in in opened.manifest.averages.items()}
+        mine = {stand_in: weight for weight, stand_in in step.manifest.averages.items()}
         self._rounds: list[dict[str, str]] = [{}, {}]  # of messages after the update: tensor → its weight
         for name in shards.gathered:
             self._rounds[name in mine][name] = mine.get(name, name)
@@ -51,7 +51,7 @@ class ShardedUpdate:
         """Return the names of the state tensors that this rank updates, including tensors without an owner."""
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
-    def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:
+    def open(self, step: StepSession, constants: Mapping[str, ort.OrtValue]) -> None:
         """Open sessions for the parts before ``last``, which compute the exchanged values."""
         for level in range(self._shards.levels):
             model = self._shards.before(level, self._rank)
@@ -59,9 +59,9 @@ class ShardedUpdate:
             if not outputs:
                 self._before.append(None)
                 continue
-            session, _ = opened.half(model, {}, {})
+            session, _ = step.half(model, {}, {})
             ports = Ports(constants={**constants, **self.values}, memory=outputs)
-            self._before.append(BoundSession(session, opened.state, ports))
+            self._before.append(BoundSession(session, step.state, ports))
 
     def before_update(self, options: ort.RunOptions | None) -> None:
         """Compute and exchange the values that all ranks need for the update."""

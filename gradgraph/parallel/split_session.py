@@ -22,10 +22,10 @@ from gradgraph.step.finishes import finished
 from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.part import Part
     from gradgraph.runtime.execution.shaped import Sizes
     from gradgraph.runtime.execution.state import State
+    from gradgraph.runtime.execution.step_session import StepSession
 
 
 Gradient: TypeAlias = BoundSession | SegmentedGradient
@@ -43,7 +43,7 @@ class Adding(Protocol):
     def after_step(self, state: State) -> None:
         """Run checks and exchanges that are due after a step, such as a comparison of all ranks' states."""
 
-    def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
+    def sharded(self, step: StepSession) -> ShardedUpdate | None:
         """Return this rank's part of the update, or None if updates are not sharded."""
 
     @property
@@ -83,9 +83,9 @@ class SplitSession(BoundSession):
         self.measures, self.sums, self.gathers = gradient.measures, gradient.sums, gradient.gathers
 
     @classmethod
-    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: Adding) -> SplitSession:
+    def of(cls, step: StepSession, part: Part, sizes: Sizes, buckets: Buckets, team: Adding) -> SplitSession:
         """Open both halves for batches of these sizes."""
-        manifest, halves, state, ports = opened.manifest, opened.definition.separate, opened.state, part.ports
+        manifest, halves, state, ports = step.manifest, step.definition.separate, step.state, part.ports
         spec = manifest.separate
         assert spec is not None
         nexts = {s.name: s.next for s in manifest.state}
@@ -97,23 +97,23 @@ class SplitSession(BoundSession):
         reports = {n: o for n, o in ports.results.items() if o in manifest.reports}
         first = Ports({n: o for n, o in ports.results.items() if n not in reports},
                       constants={**ports.constants, **draws}, measures=ports.measures, memory=memory)  # fmt: skip
-        gradient = _gradient(opened, part, sizes, first, team)
+        gradient = _gradient(step, part, sizes, first, team)
         counted = buckets.weight if spec.weight else buckets.counted
         fed = {name: to_ortvalue(counted) for name in (spec.weight, BATCH_WEIGHT) if name}
-        shards = team.sharded(opened)
+        shards = team.sharded(step)
         constants = {**ports.constants, **fed, **buckets.applied}
         apply, moved = halves["apply"], list(spec.apply.writes)
         if shards is not None:
-            shards.open(opened, constants)
+            shards.open(step, constants)
             apply, moved, constants = shards.last, shards.moved(moved), {**constants, **shards.values}
         idle = {} if shards is None else shards.idle
         second = Ports(reports, {n: nexts[n] for n in moved}, constants, memory=idle)
-        session, safe = opened.half(apply, {}, second.next_of)
+        session, safe = step.half(apply, {}, second.next_of)
         made = cls((session, state, second, safe), gradient, first.results, buckets, team, shards, {**draws, **fed})
         made._due = ports.constants[UPDATE] if team.keeps_gradients else None
-        made._keeps = opened.checks_loss
+        made._keeps = step.check_loss
         if team.keeps_gradients and LEARNING_RATE in reports and (alone := rate_alone(apply)) is not None:
-            made._rate, _ = opened.half(alone, {}, {})
+            made._rate, _ = step.half(alone, {}, {})
         return made
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
@@ -172,14 +172,14 @@ class SplitSession(BoundSession):
         super().release()
 
 
-def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
+def _gradient(step: StepSession, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
     """Open the session of gradient.onnx, which reads frozen weights as the session of a single process does."""
-    spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
+    spec, packs = step.manifest.separate, step.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:
-        model = opened.lowered_half(joint.gradient, sizes)
-        return SegmentedGradient(opened, model, joint.messages, spec.weight, ports, team.tell, packs)
-    session, _ = opened.half(opened.definition.separate["gradient"], sizes, {}, packs)
+        model = step.opener.lowered_half(joint.gradient, sizes)
+        return SegmentedGradient(step, model, joint.messages, spec.weight, ports, team.tell, packs)
+    session, _ = step.half(step.definition.separate["gradient"], sizes, {}, packs, part.gathered)
     if any(i.name == ROWS for i in session.get_inputs()):
-        return GatheringSession(session, opened.gathered, opened.state, ports, frozenset())
-    return BoundSession(session, opened.state, ports)
+        return GatheringSession(session, part.gathered, step.state, ports, frozenset())
+    return BoundSession(session, step.state, ports)

@@ -13,11 +13,11 @@ from gradgraph.errors import BuildError, listed
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Confusions, confusions_of
 from gradgraph.runtime.execution.evaluating import Evaluator
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.locking import synchronized
-from gradgraph.runtime.execution.nonfinite import NonFinite
+from gradgraph.runtime.execution.nonfinite import NonFinite, first_nonfinite
 from gradgraph.runtime.execution.part import check_accumulates
-from gradgraph.runtime.execution.profiler import Profile
+from gradgraph.runtime.execution.profiler import Profile, profiled
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
@@ -28,7 +28,7 @@ from gradgraph.step.manifest import LEARNING_RATE
 class Diagnosis:
     """The diagnostic methods of a Trainer, none of which changes the result of a run."""
 
-    _executor: Executor
+    _session: StepSession
     _evaluator: Evaluator
 
     @synchronized
@@ -47,8 +47,8 @@ class Diagnosis:
         Raises:
             DataError: if the batch does not match the step.
         """
-        part, batch = self._executor.named_batch(name, batch)
-        return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
+        part, batch = self._session.named_batch(name, batch)
+        return first_nonfinite(self._session, self._session.data.batch_of(part, batch), hyperparameters, part)
 
     @checked(start=FINITE, end=FINITE, step=TEXT.or_none())
     def find_lr(
@@ -147,11 +147,11 @@ class Diagnosis:
             DataError: if the data are already batched, a step on one sample does not fit, or free memory is unknown.
             BusyError: if ``fit`` is running.
         """
-        executor = self._executor
+        session = self._session
         limit = limit_of("auto" if memory is None else f"auto:{memory}")
-        with executor.turns.trained("find_batch_size", in_callbacks=False):
-            source = executor.to_train_on(data, executor.order(None, shuffle=False, drop_last=False))
-            return find_batch_size(executor, source, limit, drop_last)
+        with session.turns.trained("find_batch_size", in_callbacks=False):
+            source = session.data.to_train_on(data, session.data.order(None, shuffle=False, drop_last=False))
+            return find_batch_size(session, source, limit, drop_last)
 
     def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
         """Profile the operators of a training step, by node and layer of the model.
@@ -170,13 +170,13 @@ class Diagnosis:
             BusyError: if ``fit`` is running.
         """
         check_counts(steps=steps)
-        executor = self._executor
-        part, batch = executor.named_batch(name, batch)
-        with executor.turns.trained("profile", in_callbacks=False):
+        session = self._session
+        part, batch = session.named_batch(name, batch)
+        with session.turns.trained("profile", in_callbacks=False):
             part.rates.check_names(hyperparameters, self.profile)
-            feeds = executor.batch_of(part, batch)
-            with executor.undone():
-                return executor.profile(feeds, hyperparameters, steps, part)
+            feeds = session.data.batch_of(part, batch)
+            with session.undone():
+                return profiled(session, feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager
     def _trial(
@@ -195,29 +195,29 @@ class Diagnosis:
         Other arguments are as for :meth:`find_lr`. With ``feeds_rate``, the learning rate must be an input, even if the
         graph has a schedule.
         """
-        executor = self._executor
+        session = self._session
         prepared = isinstance(data, Columns | Samples)
-        order = data.order if prepared else executor.order(batch_size, shuffle, drop_last=False)
-        if step is None and executor.manifest.steps:
-            names = list(executor.manifest.steps)
+        order = data.order if prepared else session.data.order(batch_size, shuffle, drop_last=False)
+        if step is None and session.manifest.steps:
+            names = list(session.manifest.steps)
             raise BuildError(
                 f"{what} needs one step, but this step folder has several ({listed(names)})",
                 remedy=f"name one: step={names[0]!r}",
                 shell="use Python, where one can be named",
             )
-        if executor.team.ranks > 1:
+        if session.team.ranks > 1:
             raise BuildError(
                 f"{what} does not support several ranks, and this trainer is one of several",
                 remedy="use a Trainer without parallel for it, in a separate process",
                 shell="omit --ranks",
             )
-        part = executor.named(step)
+        part = session.named(step)
         check_accumulates(accumulate, [part])
-        with executor.turns.trained(what, in_callbacks=False):
+        with session.turns.trained(what, in_callbacks=False):
             if feeds_rate and LEARNING_RATE not in part.rates.defaults:
-                executor = executor.with_fed_rate(part.name)
-                part = executor.named(step)
-            yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part, accumulate)
+                session = session.with_fed_rate(part.name)
+                part = session.named(step)
+            yield Trial(session, session.data.to_train_on(data, order, (part.name,)), part, accumulate)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
     @synchronized
@@ -242,11 +242,11 @@ class Diagnosis:
         Raises:
             DataError: if the data do not match, or the step does not count classes.
         """
-        source = self._executor.held_out(data, batch_size)
+        source = self._session.data.held_out(data, batch_size)
         counts = self._evaluator.class_counts(source, metric, averaged)
         names: Sequence[object] | None = classes
         if names is None:  # class indices, where the data have no names
-            known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
+            known = next(iter(self._session.data.names.updated(source.names).classes.values()), ())
             names = [*known[: len(counts)], *range(len(known), len(counts))]
         return ClassTable.of(counts, names)
 
@@ -277,8 +277,8 @@ class Diagnosis:
             DataError: if the data do not match, or the step is not a classifier.
         """
         check_counts(pairs=pairs, examples=examples, k=k)
-        source = self._executor.one_after_another(data, batch_size)
-        return confusions_of(self._executor, source, pairs, examples, k, averaged)
+        source = self._session.data.one_after_another(data, batch_size)
+        return confusions_of(self._session, source, pairs, examples, k, averaged)
 
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
     @synchronized
@@ -302,4 +302,4 @@ class Diagnosis:
             DataError: if the data do not match, or the model has a fixed batch size.
         """
         check_counts(k=k)
-        return self._evaluator.worst(self._executor.one_after_another(data), k, by, averaged)
+        return self._evaluator.worst(self._session.data.one_after_another(data), k, by, averaged)

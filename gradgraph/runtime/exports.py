@@ -58,7 +58,7 @@ class Exports(Diagnosis):
         if path is not None:
             check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess)
-        if path is None or not self._executor.team.is_first:
+        if path is None or not self._session.team.is_first:
             return exported.proto()
         exported.write(path)
         return written_message(Path(path))
@@ -74,7 +74,7 @@ class Exports(Diagnosis):
         """Write the result of :meth:`export` to ``path`` without returning it, so no weight is copied."""
         check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess=True)
-        if self._executor.team.is_first:
+        if self._session.team.is_first:
             exported.write(path)
 
     def exported(
@@ -90,11 +90,11 @@ class Exports(Diagnosis):
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool, preprocess: bool) -> Exported:
         self._warn_if_untrained()
-        return Exported(self._executor, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
+        return Exported(self._session, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
 
     def _warn_if_untrained(self) -> None:
         """Warn once if the weights are untrained, although a run of this step has a checkpoint that was not loaded."""
-        if self._unread is not None and self._executor.progress.steps == 0:
+        if self._unread is not None and self._session.progress.steps == 0:
             log.warning(
                 "these are the weights before training; gradgraph.Trainer.resume(step, '%s') loads the trained weights",
                 shown(self._unread),

@@ -33,12 +33,11 @@ from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_o
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.execution.evaluating import Evaluator
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.locking import synchronized
-from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.exports import Exports
@@ -109,10 +108,12 @@ class Trainer(Exports):
         definition = step if isinstance(step, Step) else Step.load(step)
         team = ALONE if parallel is None else parallel.team()
         placement = Placement.choose(device, providers, lambda: team.gpu)
-        opened = OpenedStep(definition, placement, options or RuntimeOptions(), tune, team)
-        self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
-        self._evaluator = Evaluator(self._executor)
-        self.turns = self._executor.turns
+        progress = Progress(seed=int(seed))
+        self._session = StepSession(
+            definition, placement, options or RuntimeOptions(), progress, check_loss, check_inputs, tune, team
+        )
+        self._evaluator = Evaluator(self._session)
+        self.turns = self._session.turns
         self._resumed_at: int | None = None  # a fit that begins at this step continues the one of a checkpoint
         self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # see Exports._unread
         log.info("training on %s", self.described)
@@ -129,22 +130,22 @@ class Trainer(Exports):
     @property
     def definition(self) -> Step:
         """The step that is trained."""
-        return self._executor.definition
+        return self._session.definition
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the step: names, shapes and roles of its tensors."""
-        return self._executor.manifest
+        return self._session.manifest
 
     @property
     def device(self) -> str:
         """The device of the state: ``"cpu"`` or ``"cuda"``."""
-        return self._executor.opened.placement.memory
+        return self._session.placement.memory
 
     @property
     def described(self) -> str:
         """The device, with native kernels and reduced precision if they are used, such as "cpu with native kernels"."""
-        options = self._executor.opened.options
+        options = self._session.options
         kernels = " with native kernels" if options.native_kernels else ""
         precision = "" if options.matmul_precision == HIGHEST else f" at matmul_precision {options.matmul_precision}"
         return f"{self.device}{kernels}{precision}"
@@ -152,7 +153,7 @@ class Trainer(Exports):
     @property
     def progress(self) -> Progress:
         """The progress of the run: steps, epochs, and all other contents of a checkpoint except the state."""
-        return self._executor.progress
+        return self._session.progress
 
     @property
     def names(self) -> DataNames:
@@ -161,12 +162,12 @@ class Trainer(Exports):
         ``fit`` reads them from tables, image folders and datasets. For arrays, set them yourself:
         ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
         """
-        return self._executor.names
+        return self._session.data.names
 
     @names.setter
     def names(self, names: DataNames) -> None:
         with self.turns.trained("names"):
-            self._executor.learn(placed(names, self.manifest.inputs, self.manifest.targets))
+            self._session.data.learn(placed(names, self.manifest.inputs, self.manifest.targets))
 
     @property
     def history(self) -> History:
@@ -204,11 +205,11 @@ class Trainer(Exports):
                 (``in_place``).
             BusyError: if ``fit`` is running in another thread.
         """
-        executor = self._executor
-        part, batch = executor.named_batch(name, batch)
+        session = self._session
+        part, batch = session.named_batch(name, batch)
         with self.turns.lock:
             self.turns.refuse_beside_fit("step")
-            return executor.train(executor.batch_of(part, batch), hyperparameters, part).results()
+            return session.train(session.data.batch_of(part, batch), hyperparameters, part).results()
 
     @synchronized
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -216,7 +217,7 @@ class Trainer(Exports):
 
         By default they are the shapes of the first batch. Batches of other shapes run in a second session.
         """
-        self._executor.expect(shapes)
+        self._session.expect(shapes)
 
     @labels_apart
     @checked(learning_rate=RATE.or_none(), steps=NAMES.or_none(), every=instance(Mapping, EVERY).or_none(),
@@ -331,27 +332,27 @@ class Trainer(Exports):
             log_every=log_every,
             eval_every=eval_every,
         )
-        executor = self._executor
-        check_accumulates(accumulate, executor.parts.values())
+        session = self._session
+        check_accumulates(accumulate, session.parts.values())
         data = paired(data, y, self.manifest.inputs, self.manifest.targets, self.names)
-        batch_size, team = self._samples(data, batch_size, drop_last), executor.team
-        order = executor.order(batch_size, shuffle, drop_last, team)
+        batch_size, team = self._samples(data, batch_size, drop_last), session.team
+        order = session.data.order(batch_size, shuffle, drop_last, team)
         with self.turns.of_fit():
             with self.turns.taken():
-                source = executor.to_train_on(data, order, pattern.names if pattern else None)
-                executor.learn(source.names)
+                source = session.data.to_train_on(data, order, pattern.names if pattern else None)
+                session.data.learn(source.names)
                 held_out = (
                     None
                     if validation is None
-                    else executor.held_out(validation, order.batch_size, team, is_validation=True)
+                    else session.data.held_out(validation, order.batch_size, team, is_validation=True)
                 )
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:
                     told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
-                    told["kernels"] = executor.opened.kernels  # other kernels round differently
-                    team.begin(executor, told, usual_terms(source, executor.checker, order.size))
-            arguments = (executor, source, order, held_out, options, self)
+                    told["kernels"] = session.kernels  # other kernels round differently
+                    team.begin(session, told, usual_terms(source, session.data.checker, order.size))
+            arguments = (session, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
             return fit(resume)
 
@@ -359,11 +360,11 @@ class Trainer(Exports):
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
     ) -> tuple[Mapping[str, Any], Pattern | None]:
         """Validate and return the hyperparameters and the pattern of steps of a fit."""
-        executor = self._executor
+        session = self._session
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
-            return rates_of(given, pattern, executor.parts, self.fit), pattern
-        executor.part.rates.check_names(given, self.fit)
+            return rates_of(given, pattern, session.parts, self.fit), pattern
+        session.part.rates.check_names(given, self.fit)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
                 raise ArgumentError(f"{name} is a dict by step, but there is only one step; pass a number")
@@ -380,10 +381,10 @@ class Trainer(Exports):
         Raises:
             DataError: if the data do not match the step.
         """
-        executor = self._executor
-        order = executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last, executor.team)
+        session = self._session
+        order = session.data.order(self._samples(data, batch_size, drop_last), shuffle, drop_last, session.team)
         with self.turns.taken():
-            return executor.to_train_on(data, order)
+            return session.data.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
         """Return the batch size for the argument ``given``: itself (a number or None), or one found for "auto".
@@ -393,7 +394,7 @@ class Trainer(Exports):
         if not isinstance(given, str):
             return given
         limit_of(given)
-        if self._executor.team.ranks > 1:
+        if self._session.team.ranks > 1:
             raise DataError("an automatic batch size is not supported with several ranks; give a number")
         known = self.progress.order.get("batch_size")
         if known is not None and self._resumed_at == self.progress.steps:
@@ -436,7 +437,7 @@ class Trainer(Exports):
         """
         data = paired(data, y, self.manifest.inputs, self.manifest.targets, self.names)
         self._warn_if_untrained()
-        return self._evaluator.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
+        return self._evaluator.evaluate(self._session.data.held_out(data, batch_size), limit, stop, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
     @synchronized
@@ -463,7 +464,7 @@ class Trainer(Exports):
         self._warn_if_untrained()
         if isinstance(x, Columns | Samples):
             batch_size = batch_size or x.order.batch_size
-        order = self._executor.order(batch_size, shuffle=False, drop_last=False)
+        order = self._session.data.order(batch_size, shuffle=False, drop_last=False)
         parts = self._evaluator.predict(x, order, averaged)
         found = [outputs for outputs, _ in parts] if per_batch else [self._evaluator.joined(parts)]
         results = [next(iter(outputs.values())) if len(outputs) == 1 else outputs for outputs in found]
@@ -475,23 +476,23 @@ class Trainer(Exports):
     @synchronized
     def state(self) -> State:
         """The state tensors, in device memory."""
-        return self._executor.state
+        return self._session.state
 
     @property
     @synchronized
     def parameters(self) -> dict[str, Array]:
         """Copies of the trained weights, by name."""
-        return OfModel(self._executor.state.read(self.manifest.trainable))
+        return OfModel(self._session.state.read(self.manifest.trainable))
 
     @synchronized
     def close_sessions(self) -> None:
         """Close all sessions to free their memory; the next step, evaluation or prediction opens its own."""
-        self._executor.opened.close_sessions()
+        self._session.close_sessions()
 
     @synchronized
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all state tensors: parameters, running statistics, optimizer slots, counters."""
-        return OfModel(self._executor.read())
+        return OfModel(self._session.read())
 
     @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
     def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:
@@ -516,8 +517,8 @@ class Trainer(Exports):
         given, names = stored.values, stored.names
         names = fitting(names, self.manifest.inputs, self.manifest.targets)
         with self.turns.trained("load_state_dict"):
-            loaded = self._executor.take(given, strict)
-            self._executor.learn(names)
+            loaded = self._session.take(given, strict)
+            self._session.data.learn(names)
             self._unread = None
             return loaded
 
@@ -533,7 +534,7 @@ class Trainer(Exports):
         Raises:
             OutputError: if ``path`` cannot be written. An older checkpoint at ``path`` stays intact.
         """
-        self._executor.save(path)
+        self._session.save(path)
 
     @classmethod
     def resume(
@@ -563,8 +564,8 @@ class Trainer(Exports):
             CheckpointError: if the checkpoint is missing, damaged, or of another step. Nothing is changed.
             BusyError: if ``fit`` is running in another thread, or this is called in a callback of ``fit``.
         """
-        values, progress = self._executor.team.from_first(lambda: load_newest(path, self.manifest.state))
+        values, progress = self._session.team.from_first(lambda: load_newest(path, self.manifest.state))
         with self.turns.trained("load", in_callbacks=False):
-            self._executor.stand_at(values, progress)
+            self._session.stand_at(values, progress)
             self._resumed_at = progress.steps
             self._unread = None

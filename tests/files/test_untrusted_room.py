@@ -32,7 +32,7 @@ ELSEWHERE = {
     ("surgery/ort_adapters.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
     ("runtime/execution/profiler.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
     ("surgery/calibrated_model.py", "onnx.load"): "what onnxruntime has just written to a folder of ours",
-    ("runtime/execution/opened.py", "onnx.load"): "what onnxruntime has just written to a folder of ours",
+    ("runtime/execution/opener.py", "onnx.load"): "what onnxruntime has just written to a folder of ours",
     ("files/models.py", _FOR_READING): "the model that it has just written",
     ("files/models.py", "ModelProto.FromString"): "the model that it has just written",
     ("runtime/execution/regions.py", "read_text"): "what the kernel says of memory",

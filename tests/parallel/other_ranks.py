@@ -41,7 +41,7 @@ def train(own: gg.Trainer, **options: Any) -> None:
 
 def errors(own: gg.Trainer, parallel: gg.DataParallel) -> dict[str, np.ndarray]:
     """What compression has left out, of all ranks together; what all have alike, once."""
-    compression = own._executor.team._compress
+    compression = own._session.team._compress
     if compression is None:
         return {}
     memory = {n: a for n, a in compression.memory.items() if not compression.is_shared(n)}

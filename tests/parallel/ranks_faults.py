@@ -252,7 +252,7 @@ def remembered(folder: Path) -> None:
     assert all(np.array_equal(value, second.state_dict()[name]) for name, value in whole.state_dict().items())
     alone = gg.Trainer(whole.definition, device="cpu")
     alone.load(folder / "run.ckpt")
-    memory = [rank["0"] for rank in parallel.team().gathered(dict(first._executor.team._compress.memory))]
+    memory = [rank["0"] for rank in parallel.team().gathered(dict(first._session.team._compress.memory))]
     compression = COMPRESSIONS.typed("top_k")
     compression.take([{"0": errors} for errors in memory], 2, 3)
     np.testing.assert_allclose(3 * compression.memory["0"], sum(memory), rtol=1e-5, atol=1e-7)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import gradgraph as gg
-from gradgraph.runtime.execution import opened, openings
+from gradgraph.runtime.execution import opener, openings, step_session
 from tests.parallel.ranks_cases import data, mlp, normed, pictures
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -35,22 +35,22 @@ def trained(kind: str) -> dict[str, str]:
 
 def packed() -> list[bool]:
     """Whether each session may pack frozen weights, where these are many: for the usual batches, then for others."""
-    told, usual, least = [], opened.create_session, opened.LEAST_PASSED
+    told, usual, least = [], opener.create_session, step_session.LEAST_PASSED
 
     def listening(*given: Any, packs: bool = True, **options: Any) -> Any:
         told.append(packs)
         return usual(*given, packs=packs, **options)
 
-    opened.create_session, opened.LEAST_PASSED = listening, 0
+    opener.create_session, step_session.LEAST_PASSED = listening, 0
     own = gg.Trainer(gg.build(mlp()), device="cpu", parallel=gg.DataParallel())
     own.fit(data(np.float32, rows=26), 1, 10, progress=False)
-    opened.create_session, opened.LEAST_PASSED = usual, least
+    opener.create_session, step_session.LEAST_PASSED = usual, least
     return told
 
 
 def main(folder: Path) -> None:
     openings.LEAST = 0
-    usual = opened.for_machine
+    usual = opener.for_machine
     count = 0
 
     def counted(*given: Any) -> Any:
@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
         count += 1
         return usual(*given)
 
-    opened.for_machine = counted
+    opener.for_machine = counted
     found = {}
     for kind in KINDS:
         os.environ["GRADGRAPH_OPENINGS"] = "off"

@@ -18,9 +18,9 @@ def test_ranks_open_a_step_again_from_what_was_kept(tmp_path: Path, monkeypatch:
         monkeypatch.setenv(name, str(tmp_path / "cache"))
     ran = job(2, str(ROOT / "tests" / "parallel" / "ranks_openings.py"), str(tmp_path))
     assert ran.returncode == 0, ran.stderr
-    for rank in range(2):  # the state; both halves for the usual batches, then for the last one
+    for rank in range(2):  # both halves for the usual batches, then for the last one
         found = json.loads((tmp_path / f"{rank}.json").read_text())["packed"]["sessions"]
-        assert found == [True, True, True, False, True]
+        assert found == [True, True, False, True]
     kept = 0
     for kind in ranks_openings.KINDS:
         for rank in range(2):

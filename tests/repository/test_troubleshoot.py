@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "gradgraph/rules/": "attributes of operators have such names",
     "gradgraph/building/step_state.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
-    "gradgraph/runtime/execution/executor.py: the loss of '<part>'": "in_place, too",
+    "gradgraph/runtime/execution/step_session.py: the loss of '<part>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/locking.py: ": "threads are in Python only",
     "gradgraph/data/arrays/batch.py: '<spec>' is text": "a Trainer is what `gradgraph train` uses, too",

@@ -18,7 +18,7 @@ import gradgraph as gg
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
-from gradgraph.runtime.execution import opened
+from gradgraph.runtime.execution import step_session
 from gradgraph.runtime.execution import tuner as tune
 from gradgraph.runtime.execution.capture import CapturedSession, capturing
 from gradgraph.runtime.execution.session import CPU, CUDA, Placement, RuntimeOptions
@@ -49,7 +49,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return original(shape, element, "cpu", 0)
 
     monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", staticmethod(from_host))
-    monkeypatch.setattr(opened, "capturing", lambda placement: placement)
+    monkeypatch.setattr(step_session, "capturing", lambda placement: placement)
     return asked
 
 
@@ -80,14 +80,14 @@ def batch(n: int, seed: int) -> dict[str, np.ndarray]:
 
 def trainer(step: gg.Step, placement: Placement | None = None, **options: Any) -> Trainer:
     made = Trainer(step, device="cpu", options=RuntimeOptions(threads=1, native_kernels=False, **options))
-    opened_step = made._executor.opened
-    opened_step.placement = placement or opened_step.placement
+    session = made._session
+    session.placement = session.opener.placement = placement or session.placement
     return made
 
 
 def session_of(t: Trainer, n: int) -> Any:
-    part = t._executor.part
-    return part.of(t._executor.batch_of(part, batch(n, 0), raw=False))
+    part = t._session.part
+    return part.of(t._session.data.batch_of(part, batch(n, 0), raw=False))
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True, "auto"])

@@ -21,8 +21,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.errors import CheckpointError, ModelError
 from gradgraph.files.digest import BLOCK, digest_of
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces, load_checkpoint, previous_path
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.runtime.trainer import Trainer
@@ -241,12 +241,12 @@ def test_the_checkpoint_of_a_replaced_run_does_not_serve(tmp_path: Path) -> None
 
 def test_a_failed_save_leaves_two_names_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next save finds one file under both names, which a rename would leave alone."""
-    path, save, t = tmp_path / "run.ckpt", Executor.save, trainer()
+    path, save, t = tmp_path / "run.ckpt", StepSession.save, trainer()
 
-    def fails(self: Executor, to: Any) -> None:
+    def fails(self: StepSession, to: Any) -> None:
         save(self, tmp_path / "missing" / "run.ckpt" if self.progress.epoch in (2, 3) else to)
 
-    monkeypatch.setattr(Executor, "save", fails)
+    monkeypatch.setattr(StepSession, "save", fails)
     t.fit(DATA, epochs=5, checkpoint=path, **FIT)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.ckpt", "run.previous.ckpt"]
     assert load_checkpoint(previous_path(path), STEP.manifest.state)[1].epoch == 4

@@ -36,9 +36,7 @@ def test_zeros_of_an_embedding_s_gradient_do_not_stay_in_memory(tmp_path: Path) 
     assert weight.nbytes > LARGEST_FILLED
     step = gg.build(model([helper.make_node("Gather", ["w", "ids"], ["y"])], weight), "mse", gg.optim.adamw(0.1))
     trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(native_kernels=False))
-    graph = executed(
-        trainer._executor.opened.lowered(trainer._executor.part.model, {"n": 4}), tmp_path / "executed.onnx"
-    )
+    graph = executed(trainer._session.opener.lowered(trainer._session.part.model, {"n": 4}), tmp_path / "executed.onnx")
     assert any(node.op_type == "ConstantOfShape" for node in graph.node)
     assert all(len(t.raw_data) <= LARGEST_FILLED for t in graph.initializer)
     batch = {"ids": np.array([3, 3, 7, ROWS - 1]), "target": np.zeros((4, WIDTH), np.float32)}

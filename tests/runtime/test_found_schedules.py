@@ -194,6 +194,6 @@ def test_refusals(optimizer: Any, more: dict[str, Any], says: str) -> None:
 
 def test_one_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     t = trainer(optim.sgd(0.1))
-    monkeypatch.setattr(type(t._executor.team), "ranks", 2)
+    monkeypatch.setattr(type(t._session.team), "ranks", 2)
     with pytest.raises(BuildError, match="find_lr does not support several ranks"):
         found(t)

@@ -219,7 +219,7 @@ def test_the_state_lies_in_memory_twice_at_most(in_place: bool) -> None:
     twice = {n for n, where in tensors[0].items() if where != tensors[1][n]}
     assert twice == t.state.specs.keys() - t.state.shared
     assert bool(t.state.shared) == in_place
-    copied = [session._copied.keys() for session in t._executor.part._made.values()]
+    copied = [session._copied.keys() for session in t._session.part._made.values()]
     assert copied == [set(), set()]
 
 

@@ -13,7 +13,7 @@ from onnx import helper, parser
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
-from gradgraph.runtime.execution import opened
+from gradgraph.runtime.execution import opener
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 
 STEP = """
@@ -86,7 +86,7 @@ def test_a_step_gives_the_same_in_either_order(optimizer: str, monkeypatch: pyte
         return [float(trainer.step(batch)["loss"]) for _ in range(4)]
 
     found = losses()
-    monkeypatch.setattr(opened, "in_good_order", kept)
+    monkeypatch.setattr(opener, "in_good_order", kept)
     assert losses() == found
     assert all(moved)
 

@@ -22,7 +22,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.errors import GradgraphError
 from gradgraph.files.digest import digest_of
 from gradgraph.frontend import export, nn
-from gradgraph.runtime.execution import opened, openings
+from gradgraph.runtime.execution import opener, openings
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 
 CPU = Placement.choose("cpu")
@@ -112,7 +112,7 @@ def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypat
     assert same(without, trained(step, options))
     count = openings.kept()[0]
     assert count > 0
-    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opener, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(without, trained(step, options))
     assert same(without, trained(step, options, between=tmp_path / "run.ckpt"))
     assert openings.kept()[0] == count
@@ -143,7 +143,7 @@ def test_each_of_several_steps_is_kept(options: dict[str, Any], monkeypatch: pyt
     monkeypatch.setenv("GRADGRAPH_OPENINGS", "")
     assert same(without, trained_by_turns(order))
     assert openings.kept()[0] >= len(parts)
-    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opener, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(without, trained_by_turns(order))
 
 
@@ -157,7 +157,7 @@ def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch
     assert any(t.data_location == onnx.TensorProto.EXTERNAL for t in step.train.graph.initializer)
     first = trained(step, {})
     assert openings.kept()[1] < 1 << 20
-    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opener, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(first, trained(gg.Step.load(tmp_path / "step"), {}))
 
 
@@ -201,7 +201,7 @@ def test_many_weights_in_files_are_not_written_out(
     assert 0 < max(written) < 1 << 19 < (tmp_path / "llm.onnx.data").stat().st_size
     (kept,) = [openings.read(file.stem, step.train) for file in the_files()]
     assert kept is not None and kept.executed
-    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opener, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     monkeypatch.setattr(onnx, "load", lambda *given, **how: pytest.fail("it was optimised again"))
     assert same(without, stepped())
 
@@ -212,7 +212,7 @@ def test_constants_of_the_step_are_not_kept_again(monkeypatch: pytest.MonkeyPatc
     step = gg.build(wide, "cross_entropy", gg.optim.sgd(0.1), freeze="2.*")
     first = trained(step, {})
     assert 0 < max(file.stat().st_size for file in the_files()) < 1 << 16 < step.train.ByteSize()
-    monkeypatch.setattr(opened, "for_machine", lambda *given: pytest.fail("it was lowered again"))
+    monkeypatch.setattr(opener, "for_machine", lambda *given: pytest.fail("it was lowered again"))
     assert same(first, trained(step, {}))
     without = copy_of(step.train)
     del without.graph.initializer[:]
@@ -226,7 +226,7 @@ def test_nodes_are_computed_in_the_order_of_the_first_time(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for few that move a little; so memory is the same. A file is computed in another order than it has."""
-    step, sessions, create = STEPS[name][0](), list[Any](), opened.create_session
+    step, sessions, create = STEPS[name][0](), list[Any](), opener.create_session
     samples = {n: a[:4] for n, a in data(step).items()}
 
     def watched(*given: Any, **options: Any) -> Any:
@@ -239,7 +239,7 @@ def test_nodes_are_computed_in_the_order_of_the_first_time(
         names = [event["name"] for event in events if event["name"].endswith("_kernel_time")]
         return {node: i for i, node in enumerate(names)}
 
-    monkeypatch.setattr(opened, "create_session", watched)
+    monkeypatch.setattr(opener, "create_session", watched)
     monkeypatch.setenv("GRADGRAPH_OPENINGS", "off")
     without = computed()
     monkeypatch.setenv("GRADGRAPH_OPENINGS", "")

@@ -16,7 +16,7 @@ import gradgraph as gg
 from gradgraph.backends.ort_native import in_use
 from gradgraph.errors import DivergedError, ModelError
 from gradgraph.frontend import nn
-from gradgraph.runtime.execution import inplace, opened
+from gradgraph.runtime.execution import inplace, step_session
 from gradgraph.runtime.execution.after_loss import GATE, with_updates_after_loss
 from gradgraph.runtime.execution.overwrites import proven
 from gradgraph.runtime.execution.session import RuntimeOptions
@@ -159,7 +159,7 @@ def test_a_step_that_fails_while_it_writes_says_so(monkeypatch: pytest.MonkeyPat
     batch = batches(step, 1)[0]
     t = opened_trainer(step)
     t.step(batch)
-    session = t._executor.part.of(batch)
+    session = t._session.part.of(batch)
     run = session.session.run_with_iobinding
 
     def fails(*given: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_session_without_the_proof_keeps_the_state_too(monkeypatch: pytest.Mon
     t, plain = opened_trainer(step), opened_trainer(step, False)
     for trainer in (t, plain):
         trainer.step(first)
-    monkeypatch.setattr(opened, "proven", lambda *given: frozenset())
+    monkeypatch.setattr(step_session, "proven", lambda *given: frozenset())
     assert t.step(other)["loss"] == plain.step(other)["loss"]
     before = t.state_dict()
     with pytest.raises(DivergedError, match="is kept"):
@@ -202,7 +202,7 @@ def test_sessions_that_can_prove_less_or_more_than_the_first(
         return proven(*given) if made[-1] else frozenset()
 
     expected, state = state_after(step, False)
-    monkeypatch.setattr(opened, "proven", sometimes)
+    monkeypatch.setattr(step_session, "proven", sometimes)
     losses, found = state_after(step, "auto")
     assert made == list(proves) and losses == expected
     assert all(np.array_equal(found[n], state[n]) for n in state)

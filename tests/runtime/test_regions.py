@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
-from gradgraph.runtime.execution import memory, opened, regions
+from gradgraph.runtime.execution import memory, opener, regions
 from gradgraph.runtime.execution.arena import Arena
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.execution.walk import most_alive
@@ -98,7 +98,7 @@ def test_losses_are_the_same_in_either_memory(monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(0)
     batch = {"x": rng.standard_normal((6, 12)).astype(np.float32), "target": rng.integers(0, 4, 6)}
     found = dict[int, list[float]]()
-    monkeypatch.setattr(opened, "LEAST_STATE", 1)
+    monkeypatch.setattr(opener, "LEAST_STATE", 1)
 
     def train(number: int) -> None:
         trainer = gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1))
@@ -110,7 +110,7 @@ def test_losses_are_the_same_in_either_memory(monkeypatch: pytest.MonkeyPatch) -
         thread.start()
     for thread in threads:
         thread.join()
-    monkeypatch.setattr(opened, "in_one_region", lambda alive, settings: contextlib.nullcontext())
+    monkeypatch.setattr(opener, "in_one_region", lambda alive, settings: contextlib.nullcontext())
     train(2)
     assert found[0] == found[1] == found[2]
 

@@ -400,8 +400,8 @@ def test_a_batch_that_was_begun_is_finished_after_a_resume(gan: Step, tmp_path: 
     trainer, whole = gg.Trainer(gan), gg.Trainer(gan)
     arguments: dict[str, Any] = {"epochs": 2, "batch_size": 32, "progress": False}
     whole.fit(IMAGES, **arguments)
-    executor = trainer._executor
-    train, calls = executor.train, []
+    session = trainer._session
+    train, calls = session.train, []
 
     def failing(*given: Any) -> Any:
         calls.append(given[2].name)
@@ -409,7 +409,7 @@ def test_a_batch_that_was_begun_is_finished_after_a_resume(gan: Step, tmp_path: 
             raise DivergedError("the loss became nan in step 4", {}, {}, "generator")
         return train(*given)
 
-    executor.train = failing  # type: ignore[method-assign]
+    session.train = failing  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"batch 1 of epoch 1.*resume from .* to repeat this batch"):
         trainer.fit(IMAGES, checkpoint=tmp_path / "run.ckpt", **arguments)
     assert calls[-2:] == ["discriminator", "generator"]

@@ -26,13 +26,13 @@ def trainer(features: int | None = None) -> Trainer:
 def made_for(t: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     """The sizes for which training sessions are made from now on."""
     made: list[dict[str, int]] = []
-    original = t._executor.part._make
+    original = t._session.part._make
 
     def recorded(sizes: dict[str, int]) -> BoundSession:
         made.append(sizes)
         return original(sizes)
 
-    monkeypatch.setattr(t._executor.part, "_make", recorded)
+    monkeypatch.setattr(t._session.part, "_make", recorded)
     return made
 
 
@@ -43,7 +43,7 @@ def test_one_session_for_the_usual_shape_and_one_for_all_others(monkeypatch: pyt
         batch = handmade.points(n, seed=n)
         assert t.step(batch)["loss"] == pytest.approx(other.step(batch)["loss"], rel=1e-6)
     assert made == [{"batch": 8}, {}]
-    inputs = {i.name: i.shape for i in t._executor.part.of(handmade.points(8)).session.get_inputs()}
+    inputs = {i.name: i.shape for i in t._session.part.of(handmade.points(8)).session.get_inputs()}
     assert inputs["x"] == [8, handmade.FEATURES]
 
 

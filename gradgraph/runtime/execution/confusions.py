@@ -20,7 +20,7 @@ from gradgraph.runtime.execution.target_losses import is_yes_or_no, with_activat
 from gradgraph.runtime.saved.printed import Markup, html_table, image_markup
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.executor import Executor
+    from gradgraph.runtime.execution.step_session import StepSession
 
 TINY = 1e-12  # lower values are not probabilities
 
@@ -154,10 +154,10 @@ def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, 
     return labels, called, shares[rows, called], -np.log(np.maximum(shares[rows, own], TINY))
 
 
-def confusions_of(executor: Executor, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:
+def confusions_of(session: StepSession, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:
     """Return the confused samples, as documented in ``Trainer.confusions``; raises DataError."""
-    target, names = _target_of(executor, source)
-    judged = _judge(executor, source, target, names, averaged)
+    target, names = _target_of(session, source)
+    judged = _judge(session, source, target, names, averaged)
     table = judged.table()
     numbers = {name: i for i, name in enumerate(table.names)}
     confused = table.confused(most)
@@ -165,7 +165,7 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
     worst = judged.worst(k)
     wanted = sorted({n for of_pair in (*of_pairs, worst) for n in of_pair})
     files = source.files if isinstance(source, Samples) else []
-    rows = {} if files else rows_at(source, wanted, executor.checker.specs)
+    rows = {} if files else rows_at(source, wanted, session.data.checker.specs)
     samples = {}
     for n in wanted:
         file = str(files[n]) if files else ""
@@ -176,13 +176,13 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
     return Confusions(table, tuple(pairs), tuple(samples[n] for n in worst))
 
 
-def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
+def _judge(session: StepSession, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
     """Run the model on all samples; return their true and predicted classes, probabilities and losses.
 
     Raises:
         DataError: if the data are empty, or the target does not have one class per sample.
     """
-    bound, checker = executor.opened.prediction(averaged), executor.checker
+    bound, checker = session.prediction(averaged), session.data.checker
     found: list[Scores] = []
 
     def batches() -> Iterator[tuple[Array, Array]]:
@@ -194,7 +194,7 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
                     raise error.at(f"batch {i}") from None
                 outputs = bound.compute({name: feed for name, feed in feeds.items() if name in bound.inputs})
                 found[:] = found or [
-                    one for one in scores_in(names, outputs, executor.probable) if one.target == target
+                    one for one in scores_in(names, outputs, session.data.probable) if one.target == target
                 ]
                 if not found or feeds[target].ndim > 2 or _has_several(feeds[target], found[0]):
                     raise _no_classifier(target)
@@ -221,17 +221,17 @@ def _no_classifier(target: str) -> DataError:
     )
 
 
-def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
+def _target_of(session: StepSession, source: Source) -> tuple[str, DataNames]:
     """Return the first target with classes, and data names with its class names, or indices if it has none.
 
     Raises:
         DataError: if no target has classes.
     """
-    names, targets = executor.names.updated(source.names), executor.manifest.targets
+    names, targets = session.data.names.updated(source.names), session.manifest.targets
     spec = next((spec for spec in targets if spec.name in names.classes), None)
     spec = spec or next((spec for spec in targets if spec.classes is not None), None)
-    spec = spec or next((spec for spec in targets if is_yes_or_no(spec, executor.manifest)), None)
+    spec = spec or next((spec for spec in targets if is_yes_or_no(spec, session.manifest)), None)
     if spec is None:
         raise _no_classifier(targets[0].name if targets else "target")
     classes = names.classes.get(spec.name) or [str(i) for i in range(spec.classes or 2)]
-    return spec.name, with_activations(replace(names, classes={spec.name: classes}), executor.manifest)
+    return spec.name, with_activations(replace(names, classes={spec.name: classes}), session.manifest)

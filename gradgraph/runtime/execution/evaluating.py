@@ -19,10 +19,11 @@ from gradgraph.data.sources.sources import Columns, Order, Samples, Source, Stre
 from gradgraph.data.tables import columns_of
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.runtime.execution.binding import released
-from gradgraph.runtime.execution.executor import Executor, without
 from gradgraph.runtime.execution.joining import filled, joined, of_first
 from gradgraph.runtime.execution.means import WeightedMeans, pooled
 from gradgraph.runtime.execution.scores import names_of_classes
+from gradgraph.runtime.execution.step_data import without
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
 from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
@@ -30,12 +31,12 @@ from gradgraph.step.manifest import column
 
 
 class Evaluator:
-    """Evaluation and prediction with the sessions of an executor. The caller must hold ``turns.lock``."""
+    """Evaluation and prediction with the sessions of a step. The caller must hold ``turns.lock``."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor, self._opened = executor, executor.opened
-        self._definition, self._manifest = executor.definition, executor.manifest
-        self._checker, self._parts = executor.checker, executor.parts
+    def __init__(self, session: StepSession) -> None:
+        self._session, self._data = session, session.data
+        self._definition, self._manifest = session.definition, session.manifest
+        self._checker, self._parts = session.data.checker, session.parts
 
     def evaluate(
         self,
@@ -87,16 +88,16 @@ class Evaluator:
             raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self._parts)}")
         step = next(iter(self._parts)) if by is None else by
         rows = largest(self._one_by_one(source, step, averaged), count)
-        bound, read = self._opened.prediction(averaged), self._prediction_checker.specs
+        bound, read = self._session.prediction(averaged), self._prediction_checker.specs
         found = WorstSamples()
         for index, value, row in rows:
             outputs = bound.compute({name: row[name] for name in read})
-            layouts = ((n, a, self._opened.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
+            layouts = ((n, a, self._session.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
             alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
             file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
-            known, one = self._executor.names.updated(source.names), {n: a[0] for n, a in row.items()}
+            known, one = self._data.names.updated(source.names), {n: a[0] for n, a in row.items()}
             picture = pictured(file, one, known.images)
-            names = names_of_classes(known, row, outputs, self._executor.probable)
+            names = names_of_classes(known, row, outputs, self._data.probable)
             text = source.text_of(index, known) if isinstance(source, Samples) else ""
             found.append(WorstSample(index, value, one, alone, file, *names, picture, text))
         return found
@@ -107,7 +108,7 @@ class Evaluator:
         Samples whose labels are all ignored are skipped. ``step`` is the step whose loss is returned.
         """
         self._definition.check_uncut()
-        bound, loss, index = self._opened.evaluation(averaged), column(step, "loss"), -1
+        bound, loss, index = self._session.evaluation(averaged), column(step, "loss"), -1
         unread = self._checker.specs.keys() - bound.inputs
         with self._checker.any_may_be_ignored(), released(bound, self._checker):
             for i, batch in enumerate(source.batches(0)):
@@ -115,7 +116,7 @@ class Evaluator:
                 for row in range(rows_of(feeds)):
                     index += 1
                     one = {name: np.array(array[row : row + 1]) for name, array in feeds.items()}
-                    if self._executor.counted(step, one):
+                    if self._data.counted(step, one):
                         bound.run(without(unread, one))
                         columns = {**bound.numbers, **finished(self._manifest.columns_of_sums, bound.sums)}
                         yield index, columns[loss], one
@@ -127,14 +128,14 @@ class Evaluator:
         self._definition.check_uncut()
         # one mean per step, since the numbers of counted labels may differ between steps
         means = {step: WeightedMeans() for step in self._parts}
-        bound, totals = self._opened.evaluation(averaged), dict[str, Array]()
+        bound, totals = self._session.evaluation(averaged), dict[str, Array]()
         rows: dict[str, list[Array]] = {}
         unread = self._checker.specs.keys() - bound.inputs  # evaluation may need less than training
         seen, alike = 0, self._checker.any_may_be_ignored()
         with (
             alike,
             released(bound, self._checker),
-            contextlib.nullcontext() if stop else self._executor.computing(source),
+            contextlib.nullcontext() if stop else self._session.computing(source),
         ):
             for i, batch in enumerate(shares(source, self._checker, 0, 0, team.rank, team.ranks)):
                 if (stop and stop()) or i == limit:
@@ -146,7 +147,7 @@ class Evaluator:
                 bound.run(without(unread, feeds) if unread else feeds)
                 for step, mean in means.items():
                     own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
-                    mean.add(own, self._executor.counted(step, feeds))
+                    mean.add(own, self._data.counted(step, feeds))
                 add_sums(totals, bound.sums)
                 for name, array in bound.rows.items():
                     rows.setdefault(name, []).append(array)
@@ -166,18 +167,18 @@ class Evaluator:
         For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
         self._definition.check_uncut()
-        bound, checker = self._opened.prediction(averaged), self._prediction_checker
+        bound, checker = self._session.prediction(averaged), self._prediction_checker
         parts = []
         filling = replace(order, fills=True, augments=False)
-        source = as_source(self._without_targets(x), checker, filling, self._executor.known)
+        source = as_source(self._without_targets(x), checker, filling, self._data.known)
         size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
-        with released(bound, checker), self._executor.computing(source):
+        with released(bound, checker), self._session.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 whole, own = filled(batch, size) if size and isinstance(batch, Mapping) else (batch, 0)
                 feeds = _checked(checker, whole, i)
                 found, rows = bound.compute(feeds), checker.counts(feeds)[0]
                 if whole is not batch:
-                    found = {n: of_first(n, a, own, rows, self._opened.layouts[n]) for n, a in found.items()}
+                    found = {n: of_first(n, a, own, rows, self._session.layouts[n]) for n, a in found.items()}
                     rows = own
                 parts.append((found, rows))
         if not parts:
@@ -186,23 +187,23 @@ class Evaluator:
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
         """Concatenate the results of :meth:`predict`, each output along its sample axis; see ``Trainer.predict``."""
-        found = self._opened.layouts
+        found = self._session.layouts
         return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:
-        specs = [s for s in self._manifest.inputs if s.name in self._opened.prediction().inputs]
-        return BatchChecker(specs, known=lambda: self._executor.known)
+        specs = [s for s in self._manifest.inputs if s.name in self._session.prediction().inputs]
+        return BatchChecker(specs, known=lambda: self._data.known)
 
     def _without_targets(self, x: Any) -> Any:
         """Return the data ``x`` without targets; a bare array becomes a dict with the model's only input."""
         read = self._prediction_checker.specs
         if isinstance(x, Columns):
-            check_same(x.names, self._executor.names)
+            check_same(x.names, self._data.names)
             x = x.arrays
-        x = read_data(x, self._executor.names)
+        x = read_data(x, self._data.names)
         if is_table(x):
-            return columns_of(x, read, self._executor.names, self._checker.specs.keys() - read.keys())[0]
+            return columns_of(x, read, self._data.names, self._checker.specs.keys() - read.keys())[0]
         if isinstance(x, Mapping):
             return {name: value for name, value in x.items() if name in read or name not in self._checker.specs}
         return dict.fromkeys(read, x) if hasattr(x, "shape") and len(read) == 1 else x

@@ -15,8 +15,8 @@ from gradgraph.errors import BuildError
 from gradgraph.files.models import save_model, to_proto
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.stored_integers import store_integers, stores_integers
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.served import serve
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.step.inference import inference_model, without_loss
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -34,14 +34,14 @@ class Exported:
         BuildError: if ``mixed`` is True and the step is not in mixed precision.
     """
 
-    executor: Executor
+    session: StepSession
     outputs: Sequence[str] | None
     averaged: bool
     mixed: bool
     preprocess: bool
 
     def __post_init__(self) -> None:
-        if self.mixed and not self.executor.manifest.precision:
+        if self.mixed and not self.session.manifest.precision:
             raise BuildError(
                 "mixed exports need a step in mixed precision, and this step is in float32",
                 remedy="remove mixed=True",
@@ -50,7 +50,7 @@ class Exported:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the model to ``path`` without copying weights."""
-        with self.executor.turns.taken():
+        with self.session.turns.taken():
             save_model(plain(self.model()), path)
 
     def model(self) -> ir.Model:
@@ -58,7 +58,7 @@ class Exported:
 
         Trained weights share the memory of the state, which the next step changes.
         """
-        definition, manifest = self.executor.definition, self.executor.manifest
+        definition, manifest = self.session.definition, self.session.manifest
         values = self._values()
         halves = manifest.precision and any(array.dtype == np.float16 for array in values.values())
         if self.mixed or halves or stores_integers(definition.eval):
@@ -80,17 +80,17 @@ class Exported:
         Raises:
             ModelError: if the weights exceed the size limit of a message.
         """
-        with self.executor.turns.taken():
+        with self.session.turns.taken():
             model = self._converted()
-            self.executor.definition.put_inside(model)
-            if not self.preprocess or self.executor.names.preprocess is None:
+            self.session.definition.put_inside(model)
+            if not self.preprocess or self.session.data.names.preprocess is None:
                 return model
             return to_proto(self._served(ir.serde.deserialize_model(model)))
 
     def _served(self, model: ir.Model) -> ir.Model:
         """Add the preprocessing of the training data to ``model``, in place, if requested; return ``model``."""
         if self.preprocess:
-            serve(model, self.executor.names, own_outputs=self.outputs is None)
+            serve(model, self.session.data.names, own_outputs=self.outputs is None)
         return model
 
     def _converted(self) -> onnx.ModelProto:
@@ -98,7 +98,7 @@ class Exported:
 
         Quantized weights stay integers, and large frozen weights may stay in the step's files.
         """
-        definition, manifest = self.executor.definition, self.executor.manifest
+        definition, manifest = self.session.definition, self.session.manifest
         model = inference_model(definition.eval, manifest, self._values(), self.outputs)
         self._name(model)
         if self.mixed or stores_integers(model):
@@ -111,12 +111,12 @@ class Exported:
         return model
 
     def _values(self) -> Arrays:
-        manifest, read = self.executor.manifest, {i.name for i in self.executor.definition.eval.graph.input}
+        manifest, read = self.session.manifest, {i.name for i in self.session.definition.eval.graph.input}
         needed = [s.name for s in manifest.state if s.name in read]
-        return self.executor.state.seen_for_use(needed, manifest.averages if self.averaged else {})
+        return self.session.state.seen_for_use(needed, manifest.averages if self.averaged else {})
 
     def _name(self, model: onnx.ModelProto) -> None:
-        for key, value in self.executor.names.as_metadata().items():
+        for key, value in self.session.data.names.as_metadata().items():
             model.metadata_props.add(key=key, value=value)
 
 

@@ -17,10 +17,10 @@ import onnx_ir as ir
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import readable_bytes, shown
 from gradgraph.graph.shapes import size_of_name
-from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.walk import Walk, walked
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.step import Step
@@ -98,9 +98,9 @@ class Prediction:
         sizes: the size of each dynamic dimension.
     """
 
-    def __init__(self, opened: OpenedStep, given: Mapping[str, int]) -> None:
-        self.opened, self.given = opened, given
-        dimensions = opened.manifest.open_dimensions
+    def __init__(self, session: StepSession, given: Mapping[str, int]) -> None:
+        self.session, self.given = session, given
+        dimensions = session.manifest.open_dimensions
         self.sizes = {name: size_of_name(name, given, otherwise=1) for name in dimensions}
 
     @classmethod
@@ -112,20 +112,20 @@ class Prediction:
         """
         step = step if isinstance(step, Step) else Step.load(step)
         step.manifest.check_sizes(sizes)
-        return cls(OpenedStep(step, Placement((CPU,)), options or RuntimeOptions(), False), sizes)
+        return cls(StepSession(step, Placement((CPU,)), options or RuntimeOptions()), sizes)
 
     @functools.cached_property
     def _runs(self) -> dict[str, tuple[Walk, frozenset[str]]]:
-        return {name: self._run(part) for name, part in self.opened.parts.items()}
+        return {name: self._run(part) for name, part in self.session.parts.items()}
 
     def _run(self, part: Part) -> tuple[Walk, frozenset[str]]:
         """Return a simulated run of ``part``, and the names of the state tensors that it overwrites."""
-        options, next_of, once = self.opened.options, part.ports.next_of, frozenset[str]()
-        model = self.opened.lowered(part.model, self.sizes)
+        options, next_of, once = self.session.options, part.ports.next_of, frozenset[str]()
+        model = self.session.opener.lowered(part.model, self.sizes)
         if may_overwrite(model, next_of, options):
             prepared(model, part.ports, options, checks_loss=True)
             once = proven(model, next_of, options)
-        return walked(model, sum(s.nbytes for s in self.opened.manifest.state)), once
+        return walked(model, sum(s.nbytes for s in self.session.manifest.state)), once
 
     @property
     def walks(self) -> dict[str, Walk]:
@@ -140,7 +140,7 @@ class Prediction:
     @functools.cached_property
     def memory(self) -> Memory:
         """The memory by kind."""
-        m, most = self.opened.manifest, self.walks[self.worst]
+        m, most = self.session.manifest, self.walks[self.worst]
         once = frozenset[str]().union(*(names for _, names in self._runs.values()))
         optimizer = sum(s.nbytes for s in m.state if s.kind == "optimizer")
         shapes = [[self.sizes[d] if isinstance(d, str) else d or 1 for d in spec.shape] for spec in m.batch]
@@ -148,7 +148,7 @@ class Prediction:
         return Memory(
             self.sizes,
             weights=sum(s.nbytes for s in m.state) - optimizer,
-            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.opened.definition)),
+            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.session.definition)),
             optimizer=optimizer,
             following=sum(s.nbytes for s in m.state if s.name not in once),
             batch=sum(math.prod(shape) * int(of.itemsize) for shape, of in zip(shapes, types, strict=True)),
@@ -160,7 +160,7 @@ class Prediction:
     @functools.cached_property
     def evaluation(self) -> int:
         """The bytes that the evaluation session allocates for intermediate tensors."""
-        return walked(self.opened.lowered(self.opened.definition.eval, self.sizes)).taken
+        return walked(self.session.opener.lowered(self.session.definition.eval, self.sizes)).taken
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:

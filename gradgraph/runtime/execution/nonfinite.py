@@ -9,17 +9,24 @@ reported, since no NaN results from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.data.arrays.batch import Array
+from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.errors import shown
 from gradgraph.files.protos import reads
 from gradgraph.graph.scoped_names import operator_name
-from gradgraph.runtime.execution.session import explained
+from gradgraph.runtime.execution.ort_values import to_ortvalue
+from gradgraph.runtime.execution.session import create_session, explained
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.execution.part import Part
+    from gradgraph.runtime.execution.step_session import StepSession
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 STRING = onnx.TensorProto.STRING
@@ -69,6 +76,35 @@ class NonFinite:
     @property
     def _after(self) -> str:
         return f"; NaN results from it in {self.after}" if self.after is not None else ""
+
+
+def first_nonfinite(
+    session: StepSession, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
+) -> NonFinite | None:
+    """Return the node of the saved step that first produces NaN or infinity in the loss or the next state.
+
+    None if both are finite for the checked batch ``feeds``. See ``Trainer.find_nonfinite``.
+    """
+    state, rates, ports = session.state, part.rates, part.ports
+    state.check()
+    before = dict(rates.given or {})
+    rates.write(hyperparameters)
+    try:
+        batch = {
+            n: f if isinstance(f, ort.OrtValue) else to_ortvalue(np.ascontiguousarray(f)) for n, f in feeds.items()
+        }
+        read = set(session.manifest.parts[part.name].reads)
+        held = {name: value for name, value in state.values(state.side).items() if name in read}
+        options = replace(session.options, optimization="none")
+        open_session = partial(
+            create_session, placement=session.placement, options=options, weights=session.opener.weights
+        )
+        sums = (measure.sums for measure in ports.measures if measure.name == "loss")
+        search = NonFiniteSearch(part.model, {**batch, **rates.constants, **held}, batch, open_session)
+        return search([ports.results["loss"], *sums, *ports.next_of.values()])
+    finally:
+        rates.write(before)
+        rates.given = None
 
 
 class NonFiniteSearch:

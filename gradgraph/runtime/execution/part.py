@@ -1,4 +1,4 @@
-"""The sessions of one train graph of an opened step, with its inputs, outputs and hyperparameters."""
+"""The sessions of one train graph of a step, with its inputs, outputs and hyperparameters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx
 from gradgraph.errors import BuildError
 from gradgraph.optim.schedules import rates_end
 from gradgraph.runtime.execution.binding import BoundSession, Ports
+from gradgraph.runtime.execution.gathering import Shapes
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifest, column
@@ -32,6 +33,7 @@ class Part(ShapedSessions[BoundSession]):
     """The training sessions of one of the named steps of a step folder, or of its only step (with the name "").
 
     Attributes:
+        gathered: shapes of the inputs whose rows sessions created later gather.
         reports_rate: whether the learning rate follows a schedule in the graph, and is an output of each step.
         ends: the number of updates after which all learning rates stay 0; None if they do not.
         counter: name of the state tensor that counts updates.
@@ -50,6 +52,10 @@ class Part(ShapedSessions[BoundSession]):
         fed = LEARNING_RATE in spec.hyperparameters
         self.ends, self.counter = rates_end(spec.optimizer) if counts and not fed else None, counter
         self._manifest = manifest
+
+    def close_sessions(self) -> None:
+        super().close_sessions()
+        self.gathered: Shapes = {}
 
     @functools.cached_property
     def ports(self) -> Ports:

@@ -93,7 +93,7 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
         UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
     """
     prediction = Prediction.here(step, options, sizes)
-    worst, definition = prediction.worst, prediction.opened.definition
+    worst, definition = prediction.worst, prediction.session.definition
     origins = Origins.of_step(definition.manifest, definition.eval, definition.trains[worst])
     held = _held(prediction.walks[worst], origins)
     modules, operators = Counter[str](), Counter[str]()
@@ -124,10 +124,10 @@ def _by_batch(prediction: Prediction, once: int) -> dict[int, int]:
     ``once`` is the total for the predicted batch size; the total for four times is extrapolated linearly. The dict is
     empty if the batch size is fixed.
     """
-    inputs = prediction.opened.manifest.inputs
+    inputs = prediction.session.manifest.inputs
     first = next((d for s in inputs for d in s.shape[:1] if isinstance(d, str)), None)
     if first is None:
         return {}
     batch = prediction.sizes[first]
-    twice = Prediction(prediction.opened, {**prediction.given, first: 2 * batch}).memory.total
+    twice = Prediction(prediction.session, {**prediction.given, first: 2 * batch}).memory.total
     return {batch: once, 2 * batch: twice, 4 * batch: once + 3 * (twice - once)}

@@ -6,6 +6,8 @@ the model node that it was derived from. Optimizer nodes are assigned to the lay
 
 from __future__ import annotations
 
+import tempfile
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -22,6 +24,11 @@ from gradgraph.files.untrusted.documents import json_of
 from gradgraph.runtime.saved.printed import text_table
 from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origins
 from gradgraph.step.step import Step
+
+if TYPE_CHECKING:
+    from gradgraph.data.arrays.batch import Feed
+    from gradgraph.runtime.execution.part import Part
+    from gradgraph.runtime.execution.step_session import StepSession
 
 WARM_UP = 2  # untimed steps
 PLACES = (*ROLES, "other")
@@ -116,6 +123,24 @@ class Profile:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.{3 if seconds < 1e-3 else 2 if seconds < 1e-2 else 1}f} ms" if seconds else "-"
+
+
+def profiled(
+    session: StepSession, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], steps: int, part: Part
+) -> Profile:
+    """Profile steps on a checked batch; see ``Trainer.profile``. The state is updated."""
+    seconds = []
+    for _ in range(WARM_UP + steps):  # timed without onnxruntime's profiler, which slows a step
+        begin = time.perf_counter()
+        session.train(feeds, hyperparameters, part)
+        seconds.append(time.perf_counter() - begin)
+    with tempfile.TemporaryDirectory() as folder:
+        bound = session.alone(part, part.sizes(feeds), Path(folder) / "profile")
+        fed = feeds if session.state.on_cpu else {**feeds, **part.rates.constants}
+        for _ in range(WARM_UP + steps):
+            bound.run(fed)
+        written = Path(bound.session.end_profiling())
+        return profile_of(session.definition, part.model, written, seconds[WARM_UP:])
 
 
 # --- reading -----------------------------------------------------------------------------------------------

@@ -51,11 +51,11 @@ class Team:
         """Return the step and the session options to open; several ranks split the step into gradients and update."""
         return step, options
 
-    def session(self, opened: Any, part: Part, sizes: Sizes) -> BoundSession | None:
-        """Return a session that runs an ``OpenedStep`` jointly on all ranks; None to use an ordinary session."""
+    def session(self, step: Any, part: Part, sizes: Sizes) -> BoundSession | None:
+        """Return a session that runs a ``StepSession`` jointly on all ranks; None to use an ordinary session."""
         return None
 
-    def begin(self, executor: Any, facts: Mapping[str, Any], usual: int) -> None:
+    def begin(self, session: Any, facts: Mapping[str, Any], usual: int) -> None:
         """Check that all ranks have the same ``facts`` (settings by message name), and broadcast rank 0's state.
 
         ``usual`` is the usual number of loss terms in this rank's part of a batch.

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import CheckpointError, shown
-from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.loop.reporter import Reporter
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.checkpoint import load_checkpoint, previous_path
@@ -30,8 +30,8 @@ class Best:
         state: a copy of the state after the best epoch; None before the first epoch.
     """
 
-    def __init__(self, executor: Executor, saves: Saves, patience: int | None, monitor: Monitor) -> None:
-        self.executor, self.progress, self.patience = executor, executor.progress, patience
+    def __init__(self, session: StepSession, saves: Saves, patience: int | None, monitor: Monitor) -> None:
+        self.session, self.progress, self.patience = session, session.progress, patience
         self._monitor = monitor
         self._saves, self._path = saves, saves.beside("best")
         self.state: dict[str, Array] | None = None
@@ -73,8 +73,8 @@ class Best:
         rows = "evaluations" if p.eval_every else "epochs"
         cause = f"stopped early, since {monitored} did not improve for {p.stale} {rows}: " if self.is_over else ""
         assert self.state is not None  # copied after the best epoch, or recovered on resume
-        with self.executor.turns.lock:
-            self.executor.state.go_back(self.state)
+        with self.session.turns.lock:
+            self.session.state.go_back(self.state)
         where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
         report.say(f"{cause}restored the weights of {where}, with the best {monitored} ({row[monitored]:.6g})")
         return best
@@ -101,13 +101,13 @@ class Best:
             p.best, p.stale = None, 0
             return
         if p.steps == row["step"]:
-            with self.executor.turns.lock:
-                self.state = self.executor.state.read()
+            with self.session.turns.lock:
+                self.state = self.session.state.read()
             return
         reasons = []
         for path in () if self._path is None else (self._path, previous_path(self._saves.path or "")):
             try:
-                values, progress = load_checkpoint(path, self.executor.manifest.state)
+                values, progress = load_checkpoint(path, self.session.manifest.state)
             except CheckpointError as error:
                 reasons.append(str(error).rpartition(";")[0])
                 continue
@@ -121,8 +121,8 @@ class Best:
         p.best, p.stale = None, 0
 
     def _current(self) -> dict[str, Array]:
-        with self.executor.turns.lock:
-            return self.executor.state.read(self.executor.state.here)
+        with self.session.turns.lock:
+            return self.session.state.read(self.session.state.here)
 
 
 def _same(value: float | None, best: float) -> bool:

@@ -18,9 +18,9 @@ from gradgraph.errors import ArgumentError, DataError, DivergedError, OutputErro
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.execution.binding import BoundSession, Together
 from gradgraph.runtime.execution.evaluating import Evaluator
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.interrupt import SAME_WISH, Interrupts, exit_for, interrupts, resume_sentence
@@ -112,7 +112,7 @@ def _check_callback(callback: object) -> None:
 
 
 class Fit:
-    """A running call of ``Trainer.fit``, resumable from ``executor.progress``.
+    """A running call of ``Trainer.fit``, resumable from ``session.progress``.
 
     Args:
         source, order: the training data, and how samples are ordered and batched.
@@ -123,24 +123,24 @@ class Fit:
 
     def __init__(
         self,
-        executor: Executor,
+        session: StepSession,
         source: Source,
         order: Order,
         validation: Source | None,
         options: FitOptions,
         owner: object,
     ) -> None:
-        self.team = executor.team
+        self.team = session.team
         options = options if self.team.is_first else options.silent()
-        self.executor, self.source, self.order, self.options = executor, source, order, options
+        self.session, self.source, self.order, self.options = session, source, order, options
         self.validation, self.owner = validation, owner
-        self.progress = executor.progress  # the same object during the whole fit
-        self._lock = executor.turns.lock  # held while progress changes, since other threads read and save it
+        self.progress = session.progress  # the same object during the whole fit
+        self._lock = session.turns.lock  # held while progress changes, since other threads read and save it
         self._moving = MovingRates(options.rates)
         self._rates_now: dict[str, float] | None = None
-        self._saves = Saves(executor, options.checkpoint)
-        self._best = Best(executor, self._saves, options.patience, options.monitor)
-        self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest, executor.scaling)
+        self._saves = Saves(session, options.checkpoint)
+        self._best = Best(session, self._saves, options.patience, options.monitor)
+        self._logs = Logs(options.log, options.log_every, self.progress, session.manifest, session.scaling)
         if validation is None and options.eval_every is not None:
             raise DataError(
                 "eval_every needs validation data",
@@ -155,9 +155,9 @@ class Fit:
     def _check_monitor(self) -> None:
         """Raise DataError if the history will not have the monitored column, or its direction is unknown."""
         names = list(self._columns())
-        rows = [measure.name for measure in self.executor.manifest.columns_of_sums if measure.rows]
+        rows = [measure.name for measure in self.session.manifest.columns_of_sums if measure.rows]
         names += [f"val_{name}" for name in (*names, *rows)] if self.validation is not None else []
-        names += [name for part in self.executor.manifest.parts.values() for name in part.reports]
+        names += [name for part in self.session.manifest.parts.values() for name in part.reports]
         for callback in self.options.callbacks:
             if isinstance(callback, CheckpointKeeper):
                 callback.check(names)
@@ -172,7 +172,7 @@ class Fit:
 
     def _columns(self) -> Iterator[str]:
         """Yield the names of the history columns of losses and metrics."""
-        m = self.executor.manifest
+        m = self.session.manifest
         yield from dict.fromkeys(["loss", *m.metrics, *(measure.name for measure in m.trained_measures)])
 
     def __call__(self, resume: bool) -> History:
@@ -186,13 +186,13 @@ class Fit:
             course = Course(self._last_epoch, left, self._deadline)
             report = reporter(self.options.progress, course, self._rates_of_last_step)
             self._run(report)
-            self.team.check_same(self.executor.state)
+            self.team.check_same(self.session.state)
             self._saves.finish()
             restored = self._best.restore(report)
             for callback in self.options.callbacks if self.team.is_first else ():
                 if hasattr(callback, "on_end"):
                     callback.on_end(self.owner, p.history)
-            self.team.end(self.executor.state)
+            self.team.end(self.session.state)
             result = History({name: list(column) for name, column in p.history.items()})
             if p.batch and p.weight:  # an unfinished epoch; not stored in progress, since a resumed run writes its row
                 result.append(self._row())
@@ -212,23 +212,23 @@ class Fit:
                     report.close()
                     sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
                     report.say(sentence)
-                    self.team.end(self.executor.state)
+                    self.team.end(self.session.state)
                     raise exit_for(self._signal, sentence)
         finally:
             report.close()
             self._logs.close()
             with self._lock:
-                self.executor.release()
+                self.session.release()
 
     def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return the history row for the steps since the last row, including ``validated``, the validation results."""
         p = self.progress
         found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
-        return found | self._rates_of_last_step() | self.executor.scaling()
+        return found | self._rates_of_last_step() | self.session.scaling()
 
     def _rates_of_last_step(self) -> dict[str, float]:
         """Return the last step's learning rates, and its other hyperparameters passed to this fit, by name."""
-        found = last_rates(self.executor.manifest, self.progress)
+        found = last_rates(self.session.manifest, self.progress)
         return {n: v for n, v in found.items() if n in self.options.rates or n.rpartition(".")[2] == LEARNING_RATE}
 
     # --- start and end ----------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Fit:
         p.order = order
         p.eval_every = self.options.eval_every or p.eval_every
         if self.source.shapes is not None:
-            self.executor.expect(self.source.shapes)
+            self.session.expect(self.source.shapes)
         self._tell_of_nothing_left()
         self._tell_of_schedule()
 
@@ -267,11 +267,11 @@ class Fit:
 
     def _tell_of_schedule(self) -> None:
         """Warn before the first step if a schedule in the graph is known to end within this fit."""
-        part, total = self.executor.parts.get(""), self._batch_count()
+        part, total = self.session.parts.get(""), self._batch_count()
         if part is None or part.ends is None or total is None:
             return
         p, every, most = self.progress, self.options.accumulate or 1, self.options.max_steps
-        done = int(self.executor.state.read([part.counter])[part.counter])
+        done = int(self.session.state.read([part.counter])[part.counter])
         updates = done + (self._last_epoch - p.epoch) * -(-total // every) - p.batch // every
         updates = updates if most is None else min(updates, done - (p.steps - p.fit_step - most) // every)
         if done < part.ends < updates:
@@ -322,17 +322,17 @@ class Fit:
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
         """Train on the remaining batches of the epoch; return False if stopped before its end."""
-        self.executor.definition.check_uncut()
+        self.session.definition.check_uncut()
         p, evaluates = self.progress, self.options.eval_every is not None
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
-        checker = self.executor.checker
+        checker = self.session.data.checker
         if self._is_row_due() and not self._write_row(report, received):  # the resumed run stopped in an evaluation
             return False
         # without other code between steps, the thread's floating-point environment is set once per epoch, not per step
         runs_others = self.options.callbacks or self._moving.are_functions or self._logs or evaluates
         if not (total is not None and p.batch >= total):
-            with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
+            with contextlib.nullcontext() if runs_others else self.session.computing(self.source):
                 for batch in shares(self.source, checker, p.epoch, p.batch, self.team.rank, self.team.ranks):
                     if self._ends(received, limited):
                         return False
@@ -375,19 +375,19 @@ class Fit:
         before = p.steps // every if every else 0
         with self._lock:
             if self._stepped:
-                rows, session = self._step(batch, received)
+                rows, bound = self._step(batch, received)
             else:  # the first step creates the session, which may take long for a large network
                 self._stepped = True
                 with told_if_slow("preparing the step for this machine …", report.say):
-                    rows, session = self._step(batch, received)
-        report.step(p.epoch, p.batch, total, rows, session.shown)
+                    rows, bound = self._step(batch, received)
+        report.step(p.epoch, p.batch, total, rows, bound.shown)
         if self._logs:
-            self._logs.step(rows, session.shown)
+            self._logs.step(rows, bound.shown)
         if self.options.callbacks:
-            self._call("on_step", session.results())
+            self._call("on_step", bound.results())
         if every and p.steps // every > before:
             self._saves.save()
-        self.executor.turns.give_way()
+        self.session.turns.give_way()
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession | Together]:
         """Train on a batch and add its results to the progress.
@@ -396,21 +396,21 @@ class Fit:
         """
         p = self.progress
         try:
-            feeds = self.executor.batch_of(self.executor.part, batch, raw=False)
+            feeds = self.session.data.batch_of(self.session.part, batch, raw=False)
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         self.team.spare = type(batch) is Spare
-        rows, counted = self.executor.counts(feeds)
+        rows, counted = self.session.data.counts(feeds)
         try:
-            session = self.executor.train(feeds, self._fed(counted), self.executor.part, received.run_options)
+            bound = self.session.train(feeds, self._fed(counted), self.session.part, received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         rows, counted = self.team.of_all(rows, counted)
         p.batch += 1
-        p.weight += add_weighted(p.sums, session.numbers, counted)
-        if session.sums:
-            add_sums(p.totals, session.sums)
-        return rows, session
+        p.weight += add_weighted(p.sums, bound.numbers, counted)
+        if bound.sums:
+            add_sums(p.totals, bound.sums)
+        return rows, bound
 
     def _fed(self, counted: int) -> dict[str, float]:
         """Return the next step's hyperparameters and accumulation inputs, for ``counted`` loss terms."""
@@ -419,17 +419,17 @@ class Fit:
             return self._rates()
         done = self.progress.batch + 1
         moves = done % every == 0 or done == self._batch_count()
-        return {**self._rates(), **self.executor.part.told_to_add_up(moves, counted)}
+        return {**self._rates(), **self.session.part.told_to_add_up(moves, counted)}
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Add the batch number to the error, and save a separate checkpoint from which the step can be repeated."""
         p, path = self.progress, self._saves.beside("diverged")
         place = f"batch {p.batch} of epoch {p.epoch + 1}"
-        if path is not None and not self.executor.state.lost:
+        if path is not None and not self.session.state.lost:
             with contextlib.suppress(OutputError):
-                self.executor.save(path)
+                self.session.save(path)
                 place += f" (resume from '{shown(path)}' to repeat this batch)"
-        self.team.end(self.executor.state)
+        self.team.end(self.session.state)
         return error.at(place)
 
     def _batch_count(self) -> int | None:
@@ -455,7 +455,7 @@ class Fit:
 
     def _means(self) -> dict[str, float]:
         """Return the mean losses and the metrics over all batches since the last history row, by column."""
-        measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
+        measures = (m for m in self.session.manifest.columns_of_sums if m.name in self.progress.totals)
         return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
 
     def _numbers(self) -> dict[str, float]:
@@ -474,14 +474,14 @@ class Fit:
                 )
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
-        with self.executor.computing(source), self.executor.turns.taken():
+        with self.session.computing(source), self.session.turns.taken():
             # several ranks evaluate their shares to the end
             stop = (lambda: received.requested) if self.team.ranks == 1 else None
-            found = Evaluator(self.executor).evaluate(source, self.options.limit, stop=stop, team=self.team)
+            found = Evaluator(self.session).evaluate(source, self.options.limit, stop=stop, team=self.team)
         return {f"val_{name}": value for name, value in self._as_row(found).items()}
 
     def _as_row(self, columns: Mapping[str, Any]) -> dict[str, float]:
-        return as_row(columns, self.executor.names.classes.values())
+        return as_row(columns, self.session.data.names.classes.values())
 
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
         """Evaluate on the validation data, and append a row to the history; return whether this was completed.
@@ -490,8 +490,8 @@ class Fit:
         """
         validated = {}
         with self._lock:
-            self.team.meet(self.executor.state)
-        self._warn_of_scale(self.executor.scaling())
+            self.team.meet(self.session.state)
+        self._warn_of_scale(self.session.scaling())
         if self.validation is not None:
             validated = self._validate(self.validation, received)
             if self._interrupted(received):

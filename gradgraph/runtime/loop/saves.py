@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from gradgraph.errors import OutputError
-from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.saved.checkpoint import keep_previous, previous_path
 
 log = logging.getLogger("gradgraph")
@@ -18,15 +18,15 @@ class Saves:
     """The checkpoint files of one fit.
 
     Args:
-        executor: saves the state.
+        session: saves the state.
         path: path of the checkpoint; None disables saving.
 
     Attributes:
         continues: whether this fit resumes an earlier one, whose checkpoint may be at ``path``.
     """
 
-    def __init__(self, executor: Executor, path: str | os.PathLike[str] | None) -> None:
-        self.executor, self.path = executor, path
+    def __init__(self, session: StepSession, path: str | os.PathLike[str] | None) -> None:
+        self.session, self.path = session, path
         self.continues = False
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
         self._has_saved = False
@@ -41,7 +41,7 @@ class Saves:
         if self._has_saved:  # otherwise a file at this path is from another run, or the one that was resumed
             keep_previous(self.path)
         if final:
-            self.executor.save(self.path)
+            self.session.save(self.path)
         elif not self.try_save(self.path):
             return
         if not (self._has_saved or self.continues):
@@ -57,7 +57,7 @@ class Saves:
     def try_save(self, path: str | os.PathLike[str]) -> bool:
         """Save to ``path`` and return True; on failure, log an error and return False."""
         try:
-            self.executor.save(path)
+            self.session.save(path)
         except OutputError as error:
             log.error("%s; training continues", error)
             return False
@@ -75,4 +75,4 @@ class Saves:
 
     @property
     def _position(self) -> tuple[int, int]:
-        return self.executor.progress.steps, self.executor.progress.epoch
+        return self.session.progress.steps, self.session.progress.epoch

@@ -42,9 +42,9 @@ class SeveralFit(Fit):
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, Together]:
         p, names = self.progress, self.pattern.names
-        checker = self.executor.checker_of(names)
+        checker = self.session.data.checker_of(names)
         try:
-            feeds = checker(self.executor.read_by(names, dict(batch) if isinstance(batch, Mapping) else batch))
+            feeds = checker(self.session.data.read_by(names, dict(batch) if isinstance(batch, Mapping) else batch))
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         due = self.pattern.on(p.turns)
@@ -58,28 +58,28 @@ class SeveralFit(Fit):
         return checker.counts(feeds)[0], Together(sessions)
 
     def _train(self, name: str, feeds: Mapping[str, Feed], received: Interrupts) -> BoundSession:
-        p, executor = self.progress, self.executor
-        part = executor.parts[name]
-        checker = executor.checker_of((name,))
+        p, session = self.progress, self.session
+        part = session.parts[name]
+        checker = session.data.checker_of((name,))
         own = checker({spec.name: feeds[spec.name] for spec in part.specs})
         counted = checker.counts(own)[1]
         try:
-            session = executor.train(own, self._fed_to(name, counted), part, received.run_options)
+            bound = session.train(own, self._fed_to(name, counted), part, received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
-        add_weighted(p.sums, {column(name, result): value for result, value in session.numbers.items()}, counted)
+        add_weighted(p.sums, {column(name, result): value for result, value in bound.numbers.items()}, counted)
         p.weights[name] = p.weights.get(name, 0) + counted
         p.weight += counted
-        if session.sums:
-            add_sums(p.totals, {column(name, measure): value for measure, value in session.sums.items()})
-        return session
+        if bound.sums:
+            add_sums(p.totals, {column(name, measure): value for measure, value in bound.sums.items()})
+        return bound
 
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
         """Return the hyperparameters and inputs for accumulation of the step ``name``, on ``counted`` loss terms."""
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
         every = self.options.accumulate
         return fed if every is None else {
-            **fed, **self.executor.parts[name].told_to_add_up(self._is_due(name, every), counted)
+            **fed, **self.session.parts[name].told_to_add_up(self._is_due(name, every), counted)
         }  # fmt: skip
 
     def _is_due(self, name: str, every: int) -> bool:
@@ -112,7 +112,7 @@ class SeveralFit(Fit):
         return found
 
     def _columns(self) -> Iterator[str]:
-        manifest = self.executor.manifest
+        manifest = self.session.manifest
         for name in self.pattern.names:
             results = [column(name, c) for c in manifest.steps[name].results(name)]
             yield from dict.fromkeys([*results, *(m.name for m in manifest.steps[name].trained_measures)])

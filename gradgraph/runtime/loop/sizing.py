@@ -15,9 +15,9 @@ from gradgraph.data.arrays.batch import Feed, fixed_rows
 from gradgraph.data.sources.sources import Order, Source
 from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.runtime.execution.binding import BoundSession
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.loop.logs import memory
 
 log = logging.getLogger("gradgraph")
@@ -80,7 +80,7 @@ def free_memory() -> int | None:
     return min(found, default=None)
 
 
-def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
+def find_batch_size(session: StepSession, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
     """Return the largest power of two as batch size that fits in memory; state and progress are unchanged.
 
     Args:
@@ -90,14 +90,14 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     Raises:
         DataError: if the data are already batched, a step on one sample does not fit, or free memory is unknown.
     """
-    fixed = fixed_rows(executor.manifest.inputs)
+    fixed = fixed_rows(session.manifest.inputs)
     rows = source.rows
     if fixed is None and rows is None:
         raise DataError("the data are already batched, so batch_size has no effect; remove it")
-    if not executor.state.on_cpu:
+    if not session.state.on_cpu:
         raise DataError("an automatic batch size is supported on the CPU only; give a number")
     allowed = _allowed(limit)
-    search = _Search(executor, source, allowed, drop_last)
+    search = _Search(session, source, allowed, drop_last)
     if fixed is not None:
         return BatchSize(fixed, search.trial(fixed), allowed, True)
     assert rows is not None
@@ -118,11 +118,11 @@ def _allowed(limit: int | None) -> int:
 
 
 class _Search:
-    def __init__(self, executor: Executor, source: Source, allowed: int, drop_last: bool) -> None:
-        self._executor, self._source, self._allowed, self._drop_last = executor, source, allowed, drop_last
+    def __init__(self, session: StepSession, source: Source, allowed: int, drop_last: bool) -> None:
+        self._session, self._source, self._allowed, self._drop_last = session, source, allowed, drop_last
         self._taken: dict[int, int] = {}  # measured bytes by batch size
-        self._held = sum(s.nbytes for s in executor.manifest.state)  # bytes of the backup of the state during a trial
-        executor.state.read()
+        self._held = sum(s.nbytes for s in session.manifest.state)  # bytes of the backup of the state during a trial
+        session.state.read()
         gc.collect()
         self._before = memory().get("memory_mib", 0.0)
 
@@ -159,36 +159,36 @@ class _Search:
         return False
 
     def _feeds(self, size: int) -> Mapping[str, Feed]:
-        source = self._executor.source(self._source, Order(size))
-        return self._executor.checker(next(iter(source.batches(0))))
+        source = self._session.data.source(self._source, Order(size))
+        return self._session.data.checker(next(iter(source.batches(0))))
 
     def _estimate(self, size: int) -> int:
         feeds = self._feeds(min(size, self._source.rows or size))
-        sizes = {dim: n for part in self._executor.parts.values() for dim, n in part.sizes(feeds).items()}
-        found = Prediction(self._executor.opened, sizes).memory
+        sizes = {dim: n for part in self._session.parts.values() for dim, n in part.sizes(feeds).items()}
+        found = Prediction(self._session, sizes).memory
         return found.peak + found.batch
 
     def trial(self, size: int) -> int:
         """Return the memory in bytes that training on batches of ``size`` samples adds to the process."""
         taken = 0.0
-        with self._executor.undone():
-            for part in self._executor.parts.values():
-                alive = [self._session(part, size)]
+        with self._session.undone():
+            for part in self._session.parts.values():
+                alive = [self._opened(part, size)]
                 if rest := 0 if self._drop_last else (self._source.rows or 0) % size:
-                    alive.append(self._session(part, rest, general=True))
+                    alive.append(self._opened(part, rest, general=True))
                 taken = max(taken, memory().get("memory_mib", 0.0) - self._before)
                 del alive
                 gc.collect()
         return max(int(taken * 2**20) - self._held, 0)
 
-    def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
-        """Create a training session, run two steps on batches of ``size`` samples, and return the session.
+    def _opened(self, part: Part, size: int, general: bool = False) -> BoundSession:
+        """Open a training session, run two steps on batches of ``size`` samples, and return the session.
 
         With ``general``, it accepts batches of any size.
         """
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}
-        session = self._executor.opened.alone(part, {} if general else part.sizes(mine))
+        session = self._session.alone(part, {} if general else part.sizes(mine))
         for _ in range(2):
             session.run(mine)
         return session

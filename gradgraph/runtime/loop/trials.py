@@ -13,8 +13,8 @@ import numpy as np
 
 from gradgraph.data.sources.sources import Source
 from gradgraph.errors import DataError, DivergedError
-from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.loop.moving import MovingRates, Rate
 from gradgraph.runtime.saved.plots import drawn
 from gradgraph.step.manifest import LEARNING_RATE
@@ -114,7 +114,7 @@ class Overfit:
 class Trial:
     """A step and its data for a diagnostic run; weights are updated after ``accumulate`` batches, as in ``fit``."""
 
-    executor: Executor
+    session: StepSession
     source: Source
     part: Part
     accumulate: int | None = None
@@ -134,12 +134,12 @@ class Trial:
 
         With gradient accumulation, ``moves`` is whether to update the weights after this batch.
         """
-        executor, part = self.executor, self.part
-        feeds = executor.batch_of(part, batch, raw=False)
-        counted = executor.counted(part.name, feeds)
+        session, part = self.session, self.part
+        feeds = session.data.batch_of(part, batch, raw=False)
+        counted = session.data.counted(part.name, feeds)
         if self.accumulate is not None:
             rates = {**rates, **part.told_to_add_up(moves, counted)}
-        return float(executor.train(feeds, rates, part).numbers["loss"]), counted
+        return float(session.train(feeds, rates, part).numbers["loss"]), counted
 
     def update(self, batches: Iterator[tuple[Any, bool]], rates: Mapping[str, Any]) -> float | None:
         """Train until the weights are updated; return the mean loss of these batches, or None if the data end first."""
@@ -168,8 +168,8 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
         raise DataError(
             f"start is {start} and end is {end}; they should be positive learning rates, with start below end"
         )
-    with trial.executor.undone():
-        beginning = trial.executor.state.read()
+    with trial.session.undone():
+        beginning = trial.session.state.read()
         rates, losses = _swept(trial, np.geomspace(start, end, steps))
         smoothed = _smoothed(losses, steps)
         steepest = _steepest(rates, smoothed)
@@ -238,7 +238,7 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
     None if the data are a generator that was already consumed. The loss of each batch is computed before training on
     it, so it is a loss on unseen samples unless samples repeat.
     """
-    trial.executor.state.write(beginning)
+    trial.session.state.write(beginning)
     losses: list[float] = []
     batches = trial.batches()
     try:
@@ -297,7 +297,7 @@ def _compared(after: Callable[[float], float | None], first: float, start: float
 
 def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
     """Return the losses of :meth:`gradgraph.Trainer.overfit`."""
-    with trial.executor.undone():
+    with trial.session.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError(

@@ -39,9 +39,9 @@ def opened(step: gg.Step, native_kernels: bool | None = None) -> gg.Trainer:
 
 def has_kernels(trainer: gg.Trainer) -> bool:
     """Whether the graph that it trains holds one."""
-    inside = trainer._executor.opened
+    inside = trainer._session
     (part,) = inside.parts.values()
-    model = inside.lowered(part.model, {"n": 8})
+    model = inside.opener.lowered(part.model, {"n": 8})
     assert (native.DOMAIN in {node.domain for node in model.graph.node}) == (inside.options.native_kernels is True)
     return bool(inside.options.native_kernels)
 

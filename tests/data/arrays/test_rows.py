@@ -27,7 +27,7 @@ def trainer(**options: Any) -> Trainer:
 
 def gathers(t: Trainer) -> bool:
     """Does the usual training session gather?"""
-    bound = t._executor.part.for_usual()
+    bound = t._session.part.for_usual()
     names = {i.name for i in bound.session.get_inputs()}
     assert isinstance(bound, GatheringSession) == ("gradgraph.rows" in names) == ("x" not in names)
     return isinstance(bound, GatheringSession)
@@ -78,7 +78,7 @@ def test_other_batches_run_in_the_same_session() -> None:
     assert same_state(fit_first, other)
     step_first.fit(data, batch_size=16, progress=False)
     assert not gathers(step_first)
-    made = dict(step_first._executor.part._made)
+    made = dict(step_first._session.part._made)
     assert list(made) == [True]
 
 
