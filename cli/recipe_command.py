@@ -235,13 +235,13 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
         values = [value] if isinstance(value, str) else value
         if isinstance(values, list) and all(isinstance(v, str) for v in values):
             return values
-        raise click.UsageError(f"{where} should be a text or a list of texts, not {shown_value(value)}")
+        raise click.UsageError(f"{where} should be a string or a list of strings, not {shown_value(value)}")
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         click.types.IntParamType: ((int,), "a whole number"),
         click.types.FloatParamType: ((int, float), "a number"),
         BatchSize: ((int, str), 'a whole number or "auto"'),
     }
-    wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a text"))
+    wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a string"))
     if isinstance(value, bool) or not isinstance(value, wanted):
         raise click.UsageError(f"{where} should be {words}, not {shown_value(value)}")
     return value

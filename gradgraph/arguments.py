@@ -211,7 +211,7 @@ class Table(dict[str, E]):
         """
         TEXT.check(f"the name of a {self.what}", name)
         if not name.replace("-", "_").isidentifier():
-            raise BuildError(f"'{shown(name)}' is not a valid name of a {self.what}; it begins with a letter, and has "
+            raise BuildError(f"'{shown(name)}' is not a valid name for a {self.what}; use a letter, followed by "
                              "letters, digits and underscores")  # fmt: skip
         if name in self:
             raise BuildError(f"there is a {self.what} '{shown(name)}' already; choose another name")

@@ -137,7 +137,7 @@ def _check_sizes(value: ir.Value) -> None:
         listed = ", ".join(f"'{shown(getattr(d, 'value', None) or '?')}'" for d in open_sizes)
         key = shown(first) if first else name
         raise BuildError(
-            f"the input '{name}' has open sizes ({listed}), and C arrays have fixed ones",
+            f"the input '{name}' has dynamic sizes ({listed}), but C arrays require fixed sizes",
             remedy=f"pass sizes={{'{key}': ...}}",
             shell=f"add --size {key}=...",
         )

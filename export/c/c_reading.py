@@ -33,8 +33,8 @@ REMEDY = "write that part of the model with other operators, or train it with on
 
 
 def refusal(subject: str, why: str, remedy: str = REMEDY) -> BuildError:
-    finding = Finding(subject, f"has no C code: {why}")
-    return BuildError(f"{subject} has no C code: {why}", [finding], remedy=remedy)
+    finding = Finding(subject, f"cannot be exported as C code: {why}")
+    return BuildError(f"{subject} cannot be exported as C code: {why}", [finding], remedy=remedy)
 
 
 class Reader:

@@ -99,7 +99,7 @@ def c(
     step = _step_of(source)
     if step is None:
         if checkpoint is not None or weights is not None:
-            raise BuildError("a model has no state, so it takes no checkpoint and no weights")
+            raise BuildError("a plain model has no state to replace; omit checkpoint and weights, or pass a step")
         unit = _of_model(source, name or "model", whole)
     else:
         unit = _of_step(step, name or "trainer", whole, opened_trainer(step, checkpoint, weights).state.read())
@@ -131,7 +131,7 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
     manifest.check_sizes(sizes)
     if manifest.steps:
         listed = ", ".join(f"'{shown(n)}'" for n in manifest.steps)
-        raise BuildError(f"the step has several named steps ({listed}), and C code has one", remedy="build each alone")
+        raise BuildError(f"C export does not support several named steps ({listed})", remedy="build each alone")
     for spec in manifest.state:
         if spec.dtype not in C_TYPES:
             raise refusal(f"state '{shown(spec.name)}'", f"it has the type {spec.dtype}")
@@ -193,6 +193,6 @@ def _too_large(unit: Unit, ram: int) -> BuildError:
     listed = ", ".join(f"'{shown(t.name)}' {list(t.shape)} with {t.nbytes:,}" for t in tensors)
     return BuildError(
         f"the program needs {unit.state_bytes + unit.arena:,} bytes of RAM ({unit.state_bytes:,} of state and "
-        f"{unit.arena:,} of working memory), and {ram:,} are allowed; the largest tensors are {listed}",
+        f"{unit.arena:,} of working memory), but ram is {ram:,}; the largest tensors are {listed}",
         remedy="use a smaller batch, train fewer layers, or use SGD, which has no state",
     )

@@ -305,7 +305,7 @@ def check_names(steps: Mapping[str, StepOptions]) -> None:
     for name in steps:
         if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
             raise BuildError(
-                f"a step is called {name!r}; a name must begin with a letter and have only letters, digits and "
+                f"a step is called {name!r}; a name must begin with a letter and contain only letters, digits and "
                 "underscores"
             )
         other = seen.setdefault(name.casefold(), name)

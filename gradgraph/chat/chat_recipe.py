@@ -17,7 +17,7 @@ DESIRABLE = "desirable"  # the target of a preference loss that reads one answer
 NEXT_TOKEN = "cross_entropy"
 FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
 BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
-_TEXTS = Kind("a text, or a list of texts", NAMES.fits)
+_TEXTS = Kind("a string, or a list of strings", NAMES.fits)
 
 
 @documented

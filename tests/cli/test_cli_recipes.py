@@ -142,7 +142,7 @@ def test_a_recipe_from_stdin(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyP
         ("lr = 0.1", 'lr = "fast"', "should be a number"),
         ("force = true", 'force = "yes"', "should be true or false"),
         ('name = "sgd"', "name = 3", "should be a text"),
-        ('metrics = "f1"', "metrics = [1]", "a text or a list of texts"),
+        ('metrics = "f1"', "metrics = [1]", "a string or a list of strings"),
         ("options = { momentum = 0.9 }", 'options = "momentum"', "should be a table"),
         ('[optimizer.groups."last.*"]', "[optimizer.groups]", "should contain tables"),
         ('path = "../model.onnx"', "", "names no model"),

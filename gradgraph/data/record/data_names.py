@@ -42,7 +42,7 @@ def is_text(name: str) -> bool:
 def _names(what: str, names: Any) -> tuple[str, ...]:
     listed = isinstance(names, list | tuple)
     if not listed or len(names) > MOST_NAMES or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"the names of {shown(what)!r} should be a list of texts")
+        raise ArgumentError(f"the names of {shown(what)!r} should be a list of strings")
     if not all(map(is_text, names)):
         raise ArgumentError(f"a name of {shown(what)!r} contains an unpaired surrogate, which is not valid text")
     if len(set(names)) < len(names):

@@ -241,7 +241,7 @@ class Fields:
         """Return the list of strings at ``key``."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-            raise self._no(key, "a list of texts")
+            raise self._no(key, "a list of strings")
         return tuple(value)
 
     def pairs_of_texts(self, key: str) -> tuple[tuple[str, str], ...]:
