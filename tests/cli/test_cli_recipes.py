@@ -141,7 +141,7 @@ def test_a_recipe_from_stdin(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyP
         ("epochs = 2", "epochs = 0", "[training] epochs in 'runs/recipe.toml': 0 is not in the range"),
         ("lr = 0.1", 'lr = "fast"', "should be a number"),
         ("force = true", 'force = "yes"', "should be true or false"),
-        ('name = "sgd"', "name = 3", "should be a text"),
+        ('name = "sgd"', "name = 3", "should be a string"),
         ('metrics = "f1"', "metrics = [1]", "a string or a list of strings"),
         ("options = { momentum = 0.9 }", 'options = "momentum"', "should be a table"),
         ('[optimizer.groups."last.*"]', "[optimizer.groups]", "should contain tables"),

@@ -135,4 +135,6 @@ def _set(table: dict[str, Value], key: str, name: str, item: str, number: int) -
 
 
 def _odd(number: int, text: str) -> UnreadableError:
-    return UnreadableError(f"line {number} ('{shown(text[:60])}') is not a key with a string, a list or a table of strings")
+    return UnreadableError(
+        f"line {number} ('{shown(text[:60])}') is not a key with a string, a list or a table of strings"
+    )

@@ -383,13 +383,13 @@ def test_lines_of_yolo_that_cannot_be_meant(shapes: Path, tmp_path: Path, line: 
 
 
 BAD_YAMLS = {
-    "names: &a [b]\n": "is not a key with a text, a list or a table of texts",
-    "names: [a\n": "is not a key with a text",
+    "names: &a [b]\n": "is not a key with a string, a list or a table of strings",
+    "names: [a\n": "is not a key with a string",
     "names: a\nnames: b\n": "line 2 repeats 'names'",
     "names:\n  0: a\n  2: b\n": "the class numbers in 'names' are not 0, 1, 2",
     "names: a\n  b: c\n": "line 2 is indented, but not part of a table",
     "- a\n": "line 1 is an item without a list",
-    "names: !!python/object a\n": "is not a key with a text",
+    "names: !!python/object a\n": "is not a key with a string",
     "names: [a]\n": "has no split 'train'",
     "names: [a]\ntrain: nowhere\n": "refers to 'nowhere', which does not exist",
 }

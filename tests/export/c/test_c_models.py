@@ -152,9 +152,7 @@ def test_open_sizes_are_refused_and_given(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_refused_with_the_largest_tensors(tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match=r"needs [\d,]+ bytes of RAM .*but ram is 100; .*'weight' \[4, 6\] with 96"
-    ):
+    with pytest.raises(BuildError, match=r"needs [\d,]+ bytes of RAM .*but ram is 100; .*'weight' \[4, 6\] with 96"):
         gg.export.c(small_step(), tmp_path / "c", ram=100)
     assert not (tmp_path / "c").exists()
     made = gg.export.c(small_step(), tmp_path / "c", ram=10_000)
