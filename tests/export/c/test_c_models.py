@@ -143,7 +143,7 @@ def small_step(shape: Any = (2, 6)) -> gg.Step:
 
 def test_open_sizes_are_refused_and_given(tmp_path: Path) -> None:
     step = small_step(("batch", 6))
-    with pytest.raises(BuildError, match=r"'x' has open sizes \('batch'\).*sizes="):
+    with pytest.raises(BuildError, match=r"'x' has dynamic sizes \('batch'\).*sizes="):
         gg.export.c(step, tmp_path / "c")
     with pytest.raises(UnknownNameError, match="no dynamic dimension 'bach'; did you mean 'batch'"):
         gg.export.c(step, tmp_path / "c", sizes={"bach": 1})
