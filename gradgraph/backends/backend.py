@@ -1,14 +1,14 @@
-"""A backend describes one runtime that a step or a transformed model can be written for.
+"""The description of a backend: a runtime that steps and transformed models can be written for.
 
-A backend is one file or folder of this package and is not mentioned elsewhere: command line, help, errors, documents
-and tests read the registry (``gradgraph.backends``). To keep listing backends fast, neither this file nor the files of
-backends import large modules; forms and rewrites are loaded when a model is written. ``engine.py`` applies a
-``Lowering`` in this order::
+A backend is one file or folder of this package. No other code mentions it by name: command line, help, errors,
+documentation and tests read the registry (``gradgraph.backends``). To keep listing backends fast, neither this file nor
+the files of backends import large modules; forms and rewrites are loaded when a model is written. ``engine.py`` applies
+a ``Lowering`` in this order::
 
     before → [forms of nodes that the layout does not support → layout] for each layout → forms of all nodes → after
            → clean-up → last
 
-A named operator without an applicable form is written in its portable form.
+A named operator to which no form applies is written in its portable form.
 """
 
 from __future__ import annotations
@@ -85,16 +85,17 @@ class Backend:
 
     Attributes:
         name: the name for users, ``backend="…"``.
-        about: its purpose, in one sentence for help and documents.
+        about: its purpose, in one sentence, for help and documentation.
         load: imports and returns the forms and rewrites; called when the first model is written.
-        extends: the backend whose forms are used where this one has none.
+        extends: the backend whose forms are used if this backend has none for a node.
         provider: onnxruntime's execution provider for it; a Trainer on that provider lowers for this backend.
-        only_there: whether files written for it run on its provider only.
+        only_there: whether files written for it run only on its provider.
         keeps_functions: whether named operators stay calls of model-local functions, without lowering.
         for_steps: whether a saved step may be written for it; transformed models always may.
         machine: returns the hardware feature that files written on this machine require, such as ``nchwc16``; empty if
             they run on any hardware.
-        for_all: whether its files should run in every tested runtime; unsupported operators are then only logged.
+        for_all: whether its files should run in every tested runtime; operators that some runtime does not support are
+            then only logged.
         needs: the session options that its files require, in words; empty if there are none.
     """
 
@@ -128,9 +129,7 @@ class Backend:
         return everywhere() if self.for_all else table_of(self.name)
 
     def takes(self, nodes: Iterable[ir.Node]) -> bool:
-        """Return whether the runtime supports all ``nodes``, according to its table; "portable" supports standard
-        nodes.
-        """
+        """Return whether the runtime supports all ``nodes``, by its table; "portable" supports standard nodes."""
         table = None if self.for_all else self.table
         return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 

@@ -1,8 +1,8 @@
-"""Tables of what runtimes support: operators, types and conditions, one data file per backend (``tables/*.toml``).
+"""Tables of supported operators, types and conditions of runtimes, one data file per backend (``tables/*.toml``).
 
-A table records for each node whether the runtime computes it correctly, rejects it, silently computes it *wrong*, or
-was not tested with it. Most tables were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the
-runtime, compares results, and writes the file. Some are from a runtime's documentation.
+For each node, a table states whether the runtime computes it correctly, rejects it, silently computes it *incorrectly*,
+or was not tested with it. Most tables were measured: ``python -m tests.runtimes.probe`` runs single-operator models in
+the runtime, compares results, and writes the file. Some are from a runtime's documentation.
 
 A row lists, for each type variable of the operator's schema, the types that work, and conditions under which the
 operator is rejected or wrong regardless of types. A condition is a conjunction of facts (``facts.py``):
@@ -76,7 +76,7 @@ class Condition:
         return cls(tuple(t.strip() for t in terms.split(" & ")), why)
 
     def holds(self, facts: Facts) -> bool:
-        """Return whether all terms of the condition are true for a node with these facts."""
+        """Return whether all terms of the condition hold for a node with these facts."""
         return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
 
     def in_words(self) -> str:
@@ -187,7 +187,7 @@ class Table:
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
-        """Return the verdict by the types in ``facts`` alone, for a node to which no condition of ``row`` applies."""
+        """Return the verdict by the types in ``facts`` only, for a node to which no condition of ``row`` applies."""
         for fact in sorted(facts):
             variable, _, type_ = fact.partition(" ")
             if variable in row.types and type_ not in row.types[variable]:
@@ -217,7 +217,7 @@ def installed() -> str:
 
 
 def age(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, by which versions are sorted."""
+    """Return the first three numbers of a version, as a sort key."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 

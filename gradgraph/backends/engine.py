@@ -41,7 +41,7 @@ from gradgraph.rules.named_operators import DOMAIN, describe, operator_of, write
 
 log = logging.getLogger("gradgraph")
 
-MOST_NAMED = 8  # operators listed in one message
+MOST_NAMED = 8  # maximum operators listed in one message
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
 
@@ -59,8 +59,7 @@ def for_machine(
 
 
 def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = False) -> ir.Model:
-    """Write the named operators of ``model`` for ``backend``, in place, check it against the backend's table, and
-    return it.
+    """Write the named operators of ``model`` for ``backend``, in place, and check the model; return ``model``.
 
     Args:
         file: the name of the file in the step folder, for messages.
@@ -220,7 +219,7 @@ def _infer_all(model: ir.Model) -> None:
 
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """Replace nodes with a better form for ``backend``, and named operators, in place; return ``model``."""
+    """Replace nodes by better forms for ``backend``, and all named operators, in place; return ``model``."""
     run(backend.lowering.before, model)
     for layout in backend.lowering.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]

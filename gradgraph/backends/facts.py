@@ -1,4 +1,4 @@
-"""Short facts about a node that a runtime's support may depend on; the tables of runtimes use them.
+"""Facts about a node on which a runtime's support may depend, as short texts for the tables of runtimes.
 
 A fact is one of these, where numbers of inputs and outputs count from 0:
 
@@ -50,7 +50,7 @@ from gradgraph.rules.registry import attributes, key_of
 Facts = frozenset[str]
 
 TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
-_MOST_WRITTEN = 64  # the largest integer attribute whose value is a fact
+_MOST_WRITTEN = 64  # maximum value of an integer attribute that is listed as a fact
 _ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 _SCANS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 _USUAL = {"pads": 0, "strides": 1, "dilations": 1, **dict.fromkeys(_SCANS, 0)}

@@ -1,4 +1,4 @@
-"""Requirements of a file written for a backend on the machine that runs it; the file's metadata records them."""
+"""Requirements that a file written for a backend has on the machine that runs it, recorded in its metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of forms that several backends share without one extending another."""
+"""Tables of forms shared by several backends that do not extend one another."""
 
 from __future__ import annotations
 

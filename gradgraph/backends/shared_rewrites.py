@@ -15,7 +15,7 @@ from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
-LAST = -(2**31 - 1)  # a Slice's end before the first element of any tensor; fits in 32 bits
+LAST = -(2**31 - 1)  # the end of a Slice that includes the first element when stepping backwards; fits in 32 bits
 
 
 # --- loops ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Assign nodes to stages: nodes of one stage can be merged, as no counted edge is on a path between them."""
+"""Assign nodes to stages: no counted edge is on a path between nodes of one stage, which can therefore be merged."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _output_and_rest(text: str) -> tuple[str, str]:
 
 
 def _arguments_of(loss: str) -> Mapping[str, Any]:
-    """Return the parameters of the loss in ``loss``, a name or a call; empty for an unknown loss."""
+    """Return the parameters of a loss given by name or as a call, such as ``focal(gamma=2)``; empty if unknown."""
     from gradgraph.losses import LOSSES
 
     name = loss.partition("(")[0]

@@ -1,8 +1,8 @@
 """Recompute cheap functions of saved tensors in the backward pass instead of storing them.
 
 An example is SiLU after a GroupNormalization. The backward pass reads three tensors of the same size: the input of the
-norm, the sigmoid, and the product. The last two can be computed from the first by one pass over it. So only the first
-is saved, and copies of the nodes recompute the others, just before the first backward node that reads them.
+norm, the sigmoid, and the product. The last two can be computed from the first in one pass. Therefore only the first is
+saved, and copies of the nodes recompute the others just before the first backward node that reads them.
 
 No other large tensor is saved instead: a value is recomputed only if it depends on inputs, weights and tensors that the
 backward pass needs anyway. The copies run late because they read one of these values through ``After``, which waits for
@@ -27,9 +27,9 @@ from gradgraph.graph.shapes import is_elementwise
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import copied
 
-LEAST = 1 << 20  # smallest tensor that is recomputed, in bytes
+LEAST = 1 << 20  # bytes: smaller tensors are not recomputed
 LEAST_OF_ALL = 64 << 20  # total bytes of recomputed tensors below which recomputation does not pay
-MOST_NODES = 8  # nodes recomputed per tensor: otherwise sums of residuals would lead back to the first residual
+MOST_NODES = 8  # maximum nodes recomputed per tensor: without a limit, residual sums would lead back to the first block
 _GRADIENT = "grad"
 _LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # scopes of nodes after the forward pass
 _CHEAP = frozenset(
@@ -124,7 +124,7 @@ def _write_copies(model: ir.Model, kept: Kept) -> bool:
     place = {node: i for i, node in enumerate(kept.order)}
     readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
     turns = _turns(kept)
-    # a first reader without a preceding gradient keeps reading the saved tensor: nothing could delay a copy
+    # a first reader that no gradient precedes keeps reading the saved tensor, as nothing could delay a copy
     first = {y: node for y, node in readers.items() if turns[place[node]] is not None}
     copies: dict[ir.Value, ir.Value] = {}
     for y in sorted(first, key=lambda y: place[first[y]]):

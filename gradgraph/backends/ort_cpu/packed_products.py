@@ -30,8 +30,8 @@ from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, key_of
 
-MOST_COPIED = 1 << 28  # total bytes of weights up to which sessions copy them: the backward pass reads the originals
-STRIP = 1 << 22  # elements of a strip, 16 MiB in float32
+MOST_COPIED = 1 << 28  # maximum total bytes of weights that sessions copy; the backward pass also keeps the originals
+STRIP = 1 << 22  # maximum elements of a strip, 16 MiB in float32
 _BITS = {ir.DataType.UINT4: 4, ir.DataType.UINT8: 8, ir.DataType.INT4: 4, ir.DataType.INT8: 8}
 _UNSIGNED = (ir.DataType.UINT4, ir.DataType.UINT8)
 _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports

@@ -1,8 +1,8 @@
 """Reshape scalars that are combined with tensors whose last axis has size 1, mainly 1x1 weights in an optimizer.
 
-onnxruntime 1.31 aligns shapes at the last axis, and iterates by element if they start with equal axes and end with
-a broadcast one: 2,525 us for a scalar times [1280, 320, 1, 1], 25 us if the scalar is [1, 1, 1, 1]. AdamW's updates
-took 140 of 375 ms of a step of MobileNetV2.
+onnxruntime 1.31 aligns shapes at the last axis, and iterates element by element if they start with equal axes and end
+with a broadcast one: a scalar times [1280, 320, 1, 1] takes 2,525 us, but 25 us if the scalar has shape [1, 1, 1, 1].
+AdamW's updates took 140 of 375 ms of a step of MobileNetV2.
 """
 
 from __future__ import annotations

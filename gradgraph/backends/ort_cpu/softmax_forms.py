@@ -15,7 +15,7 @@ from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.registry import case, real, uniform
 
-MOST_CLASSES = 64  # the number of classes up to which passes over all of them pay
+MOST_CLASSES = 64  # maximum number of classes for which passes over all of them pay
 
 
 def _few_classes_in_front(call: Call) -> bool:

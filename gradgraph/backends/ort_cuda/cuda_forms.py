@@ -85,9 +85,9 @@ def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = N
 def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, **attrs: Any) -> Var | None:
     """Compute ConvGradWeight by a Conv with batch and channels swapped, whose filter is as large as the image.
 
-    This needs no im2col matrix. But it has few outputs, each a long sum that a forward convolution computes in one
-    place, while the product of the portable form is spread over images. So it is a candidate for ``tune``, not the
-    default. None for grouped convolutions, or unknown ranks.
+    This needs no im2col matrix, but has few outputs, each a long sum that a forward convolution does not parallelise;
+    the product of the portable form is parallel over images. It is therefore a candidate for ``tune``, not the default.
+    None for grouped convolutions, or unknown ranks.
     """
     seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
     if w.shape is None or x.shape is None or (group or 1) > 1:
@@ -126,7 +126,7 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
 def added(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var | None:
     """Compute GatherGrad by adding rows of dy to zeros at the positions ``where``, with atomic operations.
 
-    The portable form sorts positions, and the CPU waits for the number of distinct ones. None if the axis has few
+    The portable form sorts positions, and the CPU has to wait for the number of distinct ones. None if the axis has few
     positions (``few_places``).
     """
     if x.shape is None or few_places(x, axis):

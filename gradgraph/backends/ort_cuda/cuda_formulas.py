@@ -1,8 +1,8 @@
 """Operators without a CUDA kernel, as formulas of operators that have one.
 
-The formulas keep their accuracy where textbook formulas lose digits: ``_log1p`` computes log(1 + t) without rounding t
-away, and nearly equal numbers are never subtracted. Matrix products are avoided, since onnxruntime rounds their factors
-on CUDA.
+The formulas keep their accuracy where textbook formulas lose digits: ``_log1p`` computes log(1 + t) accurately for
+small t, and nearly equal numbers are never subtracted. Matrix products are avoided, since onnxruntime rounds their
+factors on CUDA.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var
     when=lambda call: call.attrs["size"] % 2 == 0,
 )
 def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Var:
-    """Compute LRN over an even number of channels, which cuDNN does not support, with means over space."""
+    """Compute LRN over an even number of channels, which cuDNN does not support, by a pooled mean over channels."""
     return x * (channel_mean(op, x * x, size, (size - 1) // 2, size // 2) * alpha + bias) ** -beta
 
 

@@ -2,11 +2,11 @@
 
 All nodes of a group have the same shape, and they are connected: they read each other's results, or the same tensor of
 that shape. They also belong to the same stage (``stages.py``): on a path, the stage increases with each edge from an
-elementwise node to a node that is not elementwise or has a different shape. So no node outside the group is on a path
-between two of its nodes.
+elementwise node to a node that is not elementwise or has a different shape. Hence no node outside the group is on a
+path between two of its nodes.
 
-Excluded are booleans that are read outside of the group, with their readers, and nodes that onnxruntime fuses into the
-product or convolution before them.
+Booleans that are read outside the group are excluded, together with their readers, as are nodes that onnxruntime fuses
+into the preceding product or convolution.
 """
 
 from __future__ import annotations

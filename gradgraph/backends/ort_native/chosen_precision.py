@@ -1,4 +1,4 @@
-"""The native backend with a user-selected precision of products that use AMX tiles."""
+"""The native backend with a user-selected precision for products on AMX tiles."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Compute scores over many classes in chunks of rows, so that [tokens, vocabulary] is never in memory at once.
 
-The last product of a language model, the log-probabilities, and the gradients of both are tensors of [tokens,
-vocabulary], whose rows are independent. So the nodes that read and write such tensors are written once per chunk of
-rows, forward and backward, and a chunk starts only after the previous one has finished (``After``).
+The logits of a language model, the log-probabilities, and the gradients of both are tensors of [tokens, vocabulary],
+whose rows are independent. The nodes that read and write such tensors are therefore copied once per chunk of rows,
+forward and backward, and a chunk starts only after the previous one has finished (``After``).
 
-The weight of the product must be a stored one (``native_packed.py``): the gradient of a trained weight is a sum over
-all rows, and for other frozen weights onnxruntime would keep a copy per product.
+The weight of the product must be a stored low-bit weight (``native_packed.py``): the gradient of a trained weight is a
+sum over all rows, and of other frozen weights, onnxruntime would keep a copy per product.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
 
-PIECE = 1 << 24  # scores per chunk, 64 MiB in float32
-LEAST_ROWS = (
-    128  # rows per chunk: a chunk dequantizes the weight forward and backward, in a tenth of its product's time
-)
+PIECE = 1 << 24  # maximum scores per chunk, 64 MiB in float32
+LEAST_ROWS = 128  # minimum rows per chunk: dequantizing the weight for a chunk then takes a tenth of its product's time
 
 # supported operators, with the indices of inputs that have a row for each row of the result; others are shared
 _ROWS: dict[tuple[str, str], tuple[int, ...]] = {
@@ -85,9 +83,9 @@ class _Region:
             found._collect(softmax)
         except _NotByRowsError:
             return None
-        # the last node in graph order computes the gradient; after it, the scores of a chunk are free
+        # the last node in graph order computes the gradient; after it, the scores of a chunk are freed
         own = dict.fromkeys(node for node in softmax.graph or () if node in found.nodes)
-        is_whole, found.nodes = len(own) == len(found.nodes), own  # not if a body of a node reads scores
+        is_whole, found.nodes = len(own) == len(found.nodes), own  # not supported if a subgraph reads scores
         return found if is_whole else None
 
     @property

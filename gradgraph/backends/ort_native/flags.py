@@ -1,6 +1,6 @@
-"""How native kernels are compiled: sources, compiler options, and file names.
+"""The compilation of native kernels: sources, compiler options, and file names.
 
-``setup.py`` executes this file by itself, so it imports nothing from the package.
+``setup.py`` executes this file on its own, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parent / "kernels"
 COMPILERS = ("c++", "g++", "clang++")
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
-         # these change no result: sqrt does not set errno, and independent operations may be reordered
+         # these do not change results: sqrt does not set errno, and independent operations may be reordered
          "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
 
 # GCC uses half of AVX512's width by default; polynomials take 0.6 to 0.7 of the time in full width
@@ -48,7 +48,7 @@ def library_name(stem: str) -> str:
 
 
 def probe() -> list[str]:
-    """Return options with which a compiler, reading C++ from stdin, prints its predefined macros for this processor."""
+    """Return compiler options to read C++ from stdin and print the predefined macros for this processor."""
     return [*([] if shipped_levels() is _ARM else ["-march=native"]), "-dM", "-E", "-x", "c++", "-"]
 
 
@@ -65,7 +65,7 @@ def files(*patterns: str) -> list[Path]:
 
 @functools.cache
 def sources() -> bytes:
-    """Return the content of all C++ sources. Cached, as forms ask for the library hundreds of times per opened step."""
+    """Return the content of all C++ sources, cached, as forms look up the library hundreds of times per opened step."""
     return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in files("*.cc", "*.h"))
 
 

@@ -88,7 +88,7 @@ def _asked() -> str:
 
 @functools.cache
 def _why_it_does_not_load(library: Library, *_: int) -> str:
-    """Return why the library does not load, or ""; cached by the time and size of its file."""
+    """Return why the library does not load, or ""; cached by modification time and size of its file."""
     try:
         library.add_to(ort.SessionOptions())
     except RuntimeUnavailableError as error:

@@ -1,8 +1,8 @@
-"""The library of native kernels: where it is, whether it exists, and how it is built.
+"""The library of native kernels: its path, and building it.
 
-It is compiled for one processor and checked with one version of onnxruntime, so its name depends on both and on the
-sources: a library that does not match is not found. Wheels may contain libraries for families of processors; a library
-built for this machine takes precedence.
+A library is compiled for one processor and checked with one version of onnxruntime. Its name depends on both and on the
+sources, so that a library that does not match is not found. Wheels may contain libraries for families of processors; a
+library built for this machine takes precedence.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BUILD = "run `gradgraph native build`, which needs a C++ compiler, or remove {}
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
 BUILT = Path(__file__).parent / "built"  # the libraries in a wheel
-_LIMIT = 600  # seconds for the compiler, and for the check of its output
+_LIMIT = 600  # timeouts in seconds, for the compiler and for the check of its output
 _OLDER = {"x86-64-v2": "-march=nehalem", "avx2": "-march=haswell"}
 
 

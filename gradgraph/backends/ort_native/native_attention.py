@@ -6,7 +6,7 @@ If only an ``AttentionGrad`` reads S and P, or recomputed copies of them, one ke
 
 and another one the three gradients. Heads are read in place: from [batch, heads, length, size], from [batch, length,
 heads·size], or from a slice of a tensor that contains queries, keys and values. Results are written in the same
-layouts, and the three gradients into one tensor if they are concatenated. The factors of the scale may be anywhere
+layouts, and the three gradients into one tensor if they are concatenated. Scale factors may be applied anywhere in
 between.
 """
 
@@ -349,7 +349,7 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
     made = kernel_of_several(editor.op, op_type, library.DOMAIN, inputs, shapes, **common, **layouts, **named)
     editor.place(attention.gradient)
     for old, new in zip(values, made, strict=True):
-        if old.producer() is attention.gradient:  # the old node is removed once its other outputs are unread
+        if old.producer() is attention.gradient:  # the old node is removed later, once its other outputs are unread
             editor.hand_over(old, new)
         else:
             editor.replace(some(old.producer()), new)

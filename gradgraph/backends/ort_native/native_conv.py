@@ -3,8 +3,8 @@
 Without tiles, weight gradients of small maps are computed with vectors (``kernels/conv_weight.h``), where the forms of
 ``ort_cpu/conv`` would write the im2col matrix.
 
-These kernels read and write the plain layout. Groups, more than two spatial axes and strides beyond 2 are left to the
-forms of ``ort_cpu/conv``.
+These kernels read and write the plain layout. They do not support groups, more than two spatial axes, or strides above
+2, for which the forms of ``ort_cpu/conv`` are used.
 """
 
 from __future__ import annotations

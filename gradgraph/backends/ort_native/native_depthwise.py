@@ -1,6 +1,6 @@
 """Depthwise convolutions by native kernels (``kernels/depthwise.cc``), in both layouts.
 
-The kernels process a map while it is in the cache, so neighbouring operations cost nothing:
+The kernels process a map while it is in the cache, so that neighbouring operations are free:
 
 1. a Relu, or a Clip by known bounds, before the convolution is applied when x is read, and its gradient when dx is
    written;

@@ -25,7 +25,7 @@ from gradgraph.rules.norm import has_few
 from gradgraph.rules.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.windows import Windows, windows
 
-LONG = 40_000  # elements: several chunks of work, the last one shorter
+LONG = 40_000  # elements of a test case: several chunks of work, the last one shorter
 
 
 def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
@@ -126,7 +126,7 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     """Compute GeluGrad in one pass, not 9, with the kernel's exp and erf; None unless float32."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
-    root = written_number(0.5**0.5)  # as in the forward pass, so that values and tangents share lines
+    root = written_number(0.5**0.5)  # as in the forward pass, so that values and tangents share instructions
     return _program(op, [dy, x], x, f"Mul 1 {root}", "Erf 2", "HardSigmoid 3 #0.5 #0.5", "GeluGrad 0 1 4")
 
 
@@ -231,7 +231,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
 def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
-    """Compute MaxPoolGrad by searching the maximum of every window again, without the slow MaxPool with Indices.
+    """Compute MaxPoolGrad by finding the maximum of every window again, which avoids the slow MaxPool with Indices.
 
     None unless x is float32 [N, C, H, W] and the padding is explicit.
     """

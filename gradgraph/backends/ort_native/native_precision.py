@@ -1,8 +1,8 @@
-"""The precision of products of native kernels: a choice of the user, stored in each node that uses AMX tiles.
+"""The precision of products in native kernels, selected by the user and stored in each node that uses AMX tiles.
 
-``highest`` is as accurate as float32: it divides each number into three bfloat16 parts, and uses six tile products per
-product. ``high`` uses two parts and three products, with errors of at most 2⁻¹⁵ of the summands' magnitudes
-(``kernels/amx.h``). The names are taken from ``torch.set_float32_matmul_precision``.
+``highest`` is as accurate as float32: it splits each number into three bfloat16 numbers, and needs six tile products
+per product. ``high`` uses two numbers and three tile products, with errors of at most 2⁻¹⁵ of the sum of the terms'
+magnitudes (``kernels/amx.h``). The names are taken from ``torch.set_float32_matmul_precision``.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Without tiles, they compute only large products with a transposed left factor (``kernels/products.h``), such as
 gradients of weights. onnxruntime transposes such a factor again for every 128 columns. Measured with onnxruntime 1.31
-on one core of an AMD EPYC (Zen 4), in GFLOP/s: 81 to 90 by onnxruntime, 99 to 101 natively; untransposed 97 to 102 and
-98 to 100, so such products stay with onnxruntime.
+on one core of an AMD EPYC (Zen 4), in GFLOP/s: 81 to 90 in onnxruntime, 99 to 101 in native kernels. For untransposed
+factors, it is 97 to 102 and 98 to 100, so onnxruntime computes such products.
 
 With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's products
-for 64 rows or more, at equal accuracy, unless a busy neighbour uses the memory.
+for 64 rows or more, at equal accuracy, unless other processes use the memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
-LEAST_WORK = 1 << 22  # multiplications per product from which tiles pay, also in a stack of products
-LEAST_ROWS = 64  # the minimum of rows and of columns: with fewer, packing the other factor dominates
+LEAST_WORK = 1 << 22  # minimum multiplications per product for which tiles pay, also in a stack of products
+LEAST_ROWS = 64  # minimum rows and columns: with fewer, packing the other factor dominates
 FEW_ROWS = range(2, 49)  # numbers of rows for which a variable weight is read unpacked, in 0.5 to 0.9 of the time
 LARGE_WEIGHT = 1 << 16  # the minimum number of elements of such a weight
 LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # minimum sizes and multiplications for a transposed left factor to pay
@@ -99,7 +99,7 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """Return a factor, before its Transpose of the last two axes if any, and whether the kernel must transpose it."""
+    """Return a factor without its Transpose of the last two axes, if any, and whether the kernel must transpose it."""
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
 

@@ -1,6 +1,6 @@
 """Elementwise nodes as lines of a program for the native kernel ``Elementwise`` (``kernels/elementwise.cc``).
 
-Most operators are an instruction of the same name; for other operators, a few lines are defined here.
+Most operators correspond to an instruction of the same name; for others, this module defines a few lines.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Numbers(dict[str, Any]):
 
 
 def _one_by_one(name: str) -> Write:
-    """Return a function that applies the instruction ``name`` to two operands, then to the result and the third, …."""
+    """Return a function that folds all operands with the two-operand instruction ``name``, from left to right."""
 
     def write(p: Program, node: ir.Node) -> Place:
         total, *others = p.operands(node)

@@ -132,7 +132,8 @@ def behind_orders(value: ir.Value) -> ir.Value:
 def source(value: ir.Value | None, behind: bool = False) -> Source | None:
     """Return the earliest tensor that ``value`` is a view of, and the view; None if sizes are unknown.
 
-    ``behind`` also looks through nodes that wait for others; only for comparisons, as a reader would not wait.
+    ``behind`` also looks through nodes that only wait for others. Use it only for comparisons: a reader of the result
+    would not wait.
     """
     sizes = sizes_of(value)
     if value is None or sizes is None:

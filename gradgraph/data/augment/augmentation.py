@@ -128,7 +128,7 @@ class Augmentations:
         return image if is_sized else resize(image)
 
     def of_array(self, array: Array, rng: Generator) -> None:
-        """Change an array [height, width, channels] in place."""
+        """Augment an image array [height, width, channels] in place."""
         for step in self.on_arrays:
             step.function(array, rng)
 

@@ -1,11 +1,11 @@
-"""Choose which tensors are in onnxruntime's blocked layout (NCHWc), so that chains between convolutions stay in it.
+"""Choose the tensors to store in onnxruntime's blocked layout (NCHWc), for whole chains between convolutions.
 
-Forms of convolutions reorder their inputs and outputs. If all nodes between two convolutions have a blocked form
-(``blocked_forms.py``), that is unnecessary. Such nodes may compute in either layout; a tensor that is read in another
-layout than it is written in is reordered once, at a cost of its size. So the cheapest choice is a minimum cut: blocked
-convolutions are on one side, all nodes without a blocked form on the other.
+Blocked convolutions reorder their inputs and outputs. If all nodes between two convolutions have a blocked form
+(``blocked_forms.py``), that is unnecessary. Such nodes may compute in either layout. A tensor that is read in a
+different layout than it was written in is reordered once, at a cost equal to its size. The cheapest choice is therefore
+a minimum cut, with blocked convolutions on one side and all nodes without a blocked form on the other.
 
-A blocked tensor is declared with its plain shape [N, C, H, W]: C is a multiple of the block size, so the size is equal.
+A blocked tensor is declared with its plain shape [N, C, H, W]; C is a multiple of the block size, so the sizes agree.
 """
 
 from __future__ import annotations

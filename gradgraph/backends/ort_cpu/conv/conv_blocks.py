@@ -22,15 +22,15 @@ from gradgraph.graph.shapes import known_sizes, record_shape
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
 
-# padding columns per row from which an explicit Pad pays: the kernels compute windows with padding one by one
+# minimum padding columns per row for which an explicit Pad pays: kernels compute padded windows one by one
 LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
     """Return whether a convolution of ``inputs`` to ``outputs`` channels per group can run in NCHWc.
 
-    The block size must divide the channels: of a depthwise layer, or of y and x. If x has fewer channels than a block,
-    only y is in NCHWc.
+    The block size must divide the number of channels of y and of x (for a depthwise layer, their common number). If x
+    has fewer channels than a block, only y is in NCHWc.
     """
     block = nchwc_block()
     if not block:
@@ -60,7 +60,7 @@ def _depthwise(conv: Layer) -> bool:
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
     """Compute y by a convolution in NCHWc.
 
-    It takes 0.8 to 1.0 times PyTorch's time for 8 px and more; a plain Conv takes 1.2 to 1.7.
+    For images of 8 px and more, it takes 0.8 to 1.0 times PyTorch's time; a plain Conv takes 1.2 to 1.7.
     """
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
@@ -69,8 +69,8 @@ def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> V
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     """Compute dx by an NCHWc convolution of dy with flipped weights and mirrored padding.
 
-    It takes 0.8 to 1.1 times PyTorch's time for 8 px and more; a plain Conv with flipped weights takes 1.1 to 1.9. None
-    if a stride is not 1, or a mirrored pad would be negative.
+    For images of 8 px and more, it takes 0.8 to 1.1 times PyTorch's time; a plain Conv with flipped weights takes 1.1
+    to 1.9. None if a stride is not 1, or a mirrored pad would be negative.
     """
     pads = conv.seen.mirrored
     if pads is None:
@@ -110,9 +110,9 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     Each phase is an NCHWc convolution of dy with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
     ConvTranspose.
 
-    Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. So phase a has every
-    s-th tap, and the window index i decreases by one from tap to tap. None for dilated kernels, or if a phase cannot be
-    computed by a convolution (``_phase``).
+    Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. Phase a thus
+    contains every s-th tap, and the window index i decreases by one from tap to tap. None for dilated kernels, or if a
+    phase cannot be computed by a convolution (``_phase``).
     """
     if set(conv.seen.dilations) != {1}:
         return None
@@ -162,8 +162,8 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
 def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
     """Compute dw of a depthwise layer: convolve each channel of each image by its dy, in NCHWc, and sum over images.
 
-    Forward and input-gradient convolutions use the same layout. At 56 px it takes 1.1 times PyTorch's time, where other
-    ways take 5 to 9. None if some taps would read beyond the padding.
+    Forward and input-gradient convolutions use the same layout. For images of 56 px, it takes 1.1 times PyTorch's time;
+    other forms take 5 to 9 times. None if some taps would read beyond the padding.
     """
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])

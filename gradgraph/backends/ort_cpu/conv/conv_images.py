@@ -5,7 +5,7 @@
     y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY)
 
 where S says which tap of which window reads which pixel. The weights are used unchanged: only x and y are transposed.
-It suits small maps with many channels, where weights are most of the memory traffic.
+This suits small maps with many channels, where most memory traffic is due to weights.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes
 
-MOST_WINDOWS_UNBLOCKED = 49  # windows per image up to which this is faster than blocks, which then have short rows
-MOST_PIXELS_UNBLOCKED = 16  # the same bound for 1x1 kernels
+MOST_WINDOWS_UNBLOCKED = 49  # maximum windows per image: with more, blocks are faster, as their rows are longer
+MOST_PIXELS_UNBLOCKED = 16  # the same maximum for 1x1 kernels
 MOST_WINDOWS_AS_COLUMNS = 256  # windows per image up to which im2col of the whole batch is fastest for dw,
 LEAST_IMAGES_FOR_MORE = 16  # or four times as many windows with at least this many images
 CHANNELS_BEYOND_A_STEM = 4  # with fewer channels of x, im2col is fastest for maps of any size, unless a Scan pays
-LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications per image from which an iteration of a Scan pays
-LEAST_IMAGES_AS_ROWS = 8  # images from which rows as long as the batch pay
-MOST_SUMS = 1 << 18  # elements of S up to which it is used: most of its product is multiplication by zeros
+LEAST_WORK_OF_A_TURN = 4 << 20  # minimum multiplications per image for which an iteration of a Scan pays
+LEAST_IMAGES_AS_ROWS = 8  # minimum number of images for which rows as long as the batch pay
+MOST_SUMS = 1 << 18  # maximum elements of S: its product mostly multiplies by zeros
 LEAST_CHANNELS_UNTURNED = 256  # channels of y from which dw is not computed transposed
 MOST_COLUMN_BYTES = 12 << 20  # bytes of columns computed at once, so that they stay in the cache
 
 
 def is_worth_a_turn(conv: Layer) -> bool:
-    """Return whether one image is enough work for one iteration of a Scan over images."""
+    """Return whether an image is enough work for an iteration of a Scan over images."""
     return conv.m * conv.fan_in * conv.windows >= LEAST_WORK_OF_A_TURN
 
 
@@ -89,8 +89,8 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
     """Compute dw as the product of dy and the transposed im2col matrix, or transposed if y has few channels.
 
-    It takes 0.4 to 1.5 times PyTorch's time, least for small maps; a gather with channels innermost takes 1.5 to 15.
-    The smaller matrix is the right factor, which onnxruntime packs.
+    It takes 0.4 to 1.5 times PyTorch's time, less for smaller maps; a gather with channels innermost takes 1.5 to 15
+    times. The smaller matrix is the right factor, which onnxruntime packs.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:

@@ -14,13 +14,13 @@ row of W. Products replace the passes over v (∘ multiplies elementwise, inv is
     y  = (a W) xc + bias                 dW = a·(Q − k·(W T))    with Q = Σ g xcᵀ
     db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
 
-Rounding errors. Means of x of any size are harmless, as x is centred first. But if contributions of the channels of x
-to a channel of v cancel, by the factor ``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, this variance has a relative error of κ²
-roundings; by a pass over v it would be κ. Where κ² exceeds ``MOST_CANCELLED`` in some channel, v is computed after all,
-for the variance only (an If). In MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400. The products
-of W and T cancel likewise, and so does dW. With few channels, some are often nearly linear combinations of one or two
-others, as in an image of one colour. So layers with fewer than ``LEAST_CHANNELS`` keep the passes over v: with two
-channels, 7 % of a dW was lost that another norm had nearly removed.
+Rounding errors: the mean of x does not matter, as x is centred first. But if the contributions of the channels of x to
+a channel of v cancel, by the factor ``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, this variance has a relative error of κ²
+roundings, compared with κ roundings for a variance computed from v. If κ² exceeds ``MOST_CANCELLED`` in any channel, v
+is computed after all (in an If), for the variance only. In MobileNetV2, at the start and trained, κ² is 9 to 250, and
+at most 400. The products of W and T cancel likewise, and so does dW. With few channels, some are often nearly linear
+combinations of one or two others, as in an image of one colour. Layers with fewer than ``LEAST_CHANNELS`` channels
+therefore keep the passes over v. With two channels, a dW that another norm had almost cancelled was wrong by 7 %.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -54,11 +54,11 @@ from gradgraph.rules.norm import (
 from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import spatial
 
-# with this many channels of x, a product takes as long as the passes over v that second moments save
+# with this many channels of x, a product takes as long as the passes over v that it saves
 CHANNELS_A_PASS_PAYS = 36
 MOST_CANCELLED = 1000.0  # κ² up to which second moments are used: 2.5 times the largest in MobileNetV2
 LEAST_CHANNELS = 8  # the minimum number of channels of x for second moments
-LEAST_TIMES_THE_WEIGHTS = 8  # v must be this many times as large as W: saving a pass over v costs two over W
+LEAST_TIMES_THE_WEIGHTS = 8  # minimum size of v relative to W: saving a pass over v costs two over W
 
 
 def fold_norms(model: ir.Model) -> ir.Model:

@@ -1,10 +1,10 @@
-"""Convolutions with adjacent windows (stride = kernel size), in blocks: each window is one pixel with more channels.
+"""Convolutions with adjacent windows (stride = kernel size) in blocked layout: a window is a pixel with more channels.
 
 With x cut into patches, [images, taps·channels, *count], the layer has 1x1 kernels:
 
     x = patches of (Wᵀ y)        dw = Σ y patchesᵀ
 
-In blocks of channels, a Gather of rows of one block each converts between patches and x; it is the only copy.
+In blocked layout, a Gather of rows, one channel block each, converts between patches and x; it is the only copy.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 
-LEAST_WINDOWS_ALONE = 128  # windows per image from which a product per image pays
+LEAST_WINDOWS_ALONE = 128  # minimum windows per image for which a product per image pays
 
 
 def serves(conv: Layer) -> bool:
@@ -44,7 +44,7 @@ def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 
 
-@conv_form(  # where reading x and y takes longer than adding up the products of all images
+@conv_form(  # if reading x and y takes longer than adding up the products of all images
     "ConvGradWeight", serves=serves, when=lambda conv: conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
 )
 def per_image_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:

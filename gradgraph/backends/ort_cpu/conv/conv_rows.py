@@ -1,14 +1,14 @@
 """The weight gradient of wide maps as a blocked convolution that sums over pixels.
 
-The channels of that convolution are pixels of a row, so that a block of channels is a run of ``b`` pixels; its kernel
-is as high as the image:
+The pixels of a row are the channels of this convolution, so that a block of channels is a run of ``b`` pixels. The
+kernel is as high as the image:
 
     dw[m, c, s, t] = Σ dy[m, h, w] x[c, h + s, w + t] = Σ over blocks of w, then Conv over h of dy by x
 
-Vertical taps s are the positions of the kernel, without copies. For horizontal taps t, the side (x or dy) with fewer
-channels is copied once per tap, shifted. That side is used as the kernel, as a shift in blocked layout moves whole
-blocks. The other side is the image, unchanged except for the order of its blocks. Both are read in blocks of channels,
-if their channels can be blocked.
+Vertical taps s are the positions of the kernel and need no copies. For horizontal taps t, the side (x or dy) with fewer
+channels is copied once per tap, with a shift. That side is used as the kernel, as a shift then moves whole blocks. The
+other side is the image, unchanged except for the order of its blocks. Both are read in blocks of channels, if their
+channels can be blocked.
 
     kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
     image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]
@@ -33,10 +33,10 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 
-LEAST_WINDOWS_AS_CHANNELS = 1024  # windows from which this is fastest, with ``LEAST_CHANNELS_AS_ROWS`` on both sides;
+LEAST_WINDOWS_AS_CHANNELS = 1024  # minimum windows, with ``LEAST_CHANNELS_AS_ROWS`` on both sides;
 LEAST_CHANNELS_WITH_MORE = 16  # with more windows, this many channels on both sides
 FILTERS_AT_ONCE = 64  # output channels that onnxruntime's kernels compute at once
-LEAST_PARTS = 16  # pieces of work per image from which two threads share it evenly; else images are processed in pairs
+LEAST_PARTS = 16  # pieces of work per image; with fewer, images are processed in pairs for two threads
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The weight gradient of wide maps, image by image: copies stay in the cache, and accumulation costs nothing.
+"""The weight gradient of wide maps, image by image: copies stay in the cache, and accumulation is free.
 
-The body of a Scan over the images writes the im2col matrix and multiplies it by dy; Gemm adds the product to the
-running sum. Many channels are gathered as rows (``scan_channels_innermost_dw``). With few channels, x is copied once
-for each horizontal tap, shifted by it. For vertical taps, either these copies are gathered again (``scan_columns_dw``),
-or dy is (``scan_both_sides_dw``), which is cheaper if y has few channels.
+The body of a Scan over the images writes the im2col matrix and multiplies it by dy; the same Gemm adds the running sum.
+Many channels are gathered as rows (``scan_channels_innermost_dw``). With few channels, x is copied once for each
+horizontal tap, shifted by it. For vertical taps, either these copies are gathered again (``scan_columns_dw``), or dy is
+(``scan_both_sides_dw``), which is cheaper if y has few channels.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> An
 
 
 def _reach(conv: Layer, axis: int) -> int:
-    """Return the number of pixels, including padding, that the windows span along ``axis``."""
+    """Return the number of pixels that all windows span along ``axis``, including padding."""
     return (conv.count[axis] - 1) * conv.seen.strides[axis] + (conv.seen.extents[axis] or 1)
 
 

@@ -5,9 +5,9 @@ Rows of x, taps and rows of y are polynomials, evaluated at n points (the last i
 
     y = Aᵀ [(G w) ∘ (Bᵀ x)]        A [n, m], G [n, r], B [n, n], ∘ multiplies elementwise
 
-A tile is the m rows of y that are computed together. There are six points: with 3 taps a tile has 4 rows, for half the
-products; with 5 taps 2 rows, for three fifths. Horizontally nothing changes: each point is a blocked convolution with
-one row of taps.
+A tile is the m rows of y that are computed together. There are six points: with 3 taps, a tile has 4 rows and needs
+half the products; with 5 taps, it has 2 rows and needs three fifths. Horizontally nothing changes: each point is a
+blocked convolution with one row of taps.
 
     Bᵀ x    a depthwise convolution for each point, as high as a tile and a tile's m rows apart
     G w     a product with the weights in blocks
@@ -45,8 +45,8 @@ from gradgraph.rules.windows import Windows
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # the point whose result has the factor 1 in every row of y, so that it can include the bias
-TO_READ, TO_WRITE = 720, 320  # the cost of a tile per number of x and of y, in products
-LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which transforming weights for tiles pays
+TO_READ, TO_WRITE = 720, 320  # the cost of tiles per element of x and of y, in multiplications
+LEAST_WINDOWS_FOR_TILES = 512  # minimum windows of all images for which transforming the weights pays
 # the share of products to be saved if images have so few windows that the alternative is ``images_innermost``: with 256
 # channels at 4 px (half of them saved), tiles take 0.7 of its time forward and 0.55 backward, at 7 px 0.6; at 3, 5 and
 # 6 px (a third or less) 1.0 to 1.3

@@ -1,12 +1,12 @@
-"""A recurrent layer on embeddings from a small table: the table is multiplied by W, and rows of the product are read.
+"""A recurrent layer on embeddings from a small table: multiply the table by W, and gather rows of the product.
 
-``X W = table[ids] W = (table W)[ids]``, which is one product per row of the table instead of one per step and sequence.
-In the backward pass, cotangents of the gates are first summed by row of the table to ``P``, by a product with one-hot
-rows that replaces the product for the gradient of W. The gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``,
-and no gradient of X is written. A row that is not finite affects the gradient of W even if no token reads it.
+As ``X W = table[ids] W = (table W)[ids]``, one product per table row replaces one per step and sequence. In the
+backward pass, cotangents of the gates are first summed by table row to ``P``, by a product with one-hot rows, which
+replaces the product for the gradient of W. The gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``, and no
+gradient of X is written. A row that is not finite affects the gradient of W even if no token reads it.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, two LSTM layers of 256 units, 64 steps of 32 sequences, 128 rows of
-256: 0.88 of the whole step's time. One layer, 256 rows: LSTM 0.83, GRU 0.80; 512 rows: LSTM 0.92, like the number of
+256: 0.88 of the whole step's time. One layer, 256 rows: LSTM 0.83, GRU 0.80; 512 rows: LSTM 0.92, in proportion to
 multiplications; 64 rows of 64: unchanged.
 
 Sizes: T steps, N sequences, V rows of I features, G gates of H units.
@@ -165,7 +165,7 @@ def _root_of(ids: ir.Value | None) -> ir.Value | None:
 
 
 def _replace_table_gradient(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
-    """Make all readers of the table's gradient read ``dX`` in its shape, and remove the nodes ``way`` between them."""
+    """Replace the table's gradient by ``dX``, which now has the table's shape; remove the nodes ``way`` in between."""
     dtable = way[-1].outputs[0]
     for value in (dX, *(node.outputs[0] for node in gradients)):
         value.shape = dtable.shape

@@ -1,13 +1,13 @@
 """Training of RNN, GRU and LSTM on a CPU: the forward loop saves values for the backward loop.
 
 The operators do not output their gates, so a portable backward pass recomputes them. Here a Scan replaces the operator
-in the forward pass. In addition to the states it returns the factors by which a step's cotangents are multiplied, so
-all elementwise work is done while a step is in the cache. The backward loop is then little more than its one product;
-gradients of weights are products over all steps at once.
+in the forward pass. In addition to the states, it returns the factors by which a step's cotangents are multiplied, so
+that all elementwise work is done while a step is in the cache. The backward loop is then little more than one product
+per step; weight gradients are products over all steps at once.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, 64 steps of 32 sequences, forward and backward, as fractions of the
-portable form's time: H 256: LSTM 0.66, GRU 0.7 to 0.8, RNN 0.5; H 96: LSTM 0.86. For 8 sequences and H 64 the loops'
-many small kernels make it 1.3 to 1.5, so small layers keep the operators.
+portable form's time: H 256: LSTM 0.66, GRU 0.7 to 0.8, RNN 0.5; H 96: LSTM 0.86. With 8 sequences and H 64, the many
+small kernels of the loops make it 1.3 to 1.5, so small layers keep the operators.
 
 Sizes: T steps, N sequences, G gates of H units. ``recurrent_layouts`` defines the layouts of states.
 """
@@ -40,7 +40,7 @@ class Run(Protocol):
 
 WritesRun: TypeAlias = Callable[[Direction, ir.Node, Tokens | None], Run]
 
-LEAST_WORK = 1 << 18  # multiplications of one gate's recurrent product, H·H·N, from which this pays; 2¹⁵ is slower
+LEAST_WORK = 1 << 18  # minimum multiplications of a gate's recurrent product, H·H·N; 2¹⁵ is slower
 
 
 def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None = None) -> ir.Model:
