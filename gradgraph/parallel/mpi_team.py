@@ -346,7 +346,7 @@ class MpiTeam(Team):
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 
     def after_step(self, state: State) -> None:
-        """Compare the states of all ranks every ``check_every`` steps; with local steps, average weights after a round."""
+        """Compare the states of all ranks every ``check_every`` steps; average the weights after local steps."""
         if self._compress is not None:
             self._compress.settle()
         if self._local is not None:
