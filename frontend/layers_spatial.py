@@ -200,19 +200,19 @@ class _Pad(Module):
 
 
 class ZeroPad2d(_Pad):
-    """Zeros around the last two dimensions: (left, right, top, bottom)."""
+    """Padding of the last two dimensions with zeros: (left, right, top, bottom)."""
 
     mode = "constant"
 
 
 class ReflectionPad2d(_Pad):
-    """The image mirrored at its border: (left, right, top, bottom)."""
+    """Padding of the last two dimensions by mirroring at the border: (left, right, top, bottom)."""
 
     mode = "reflect"
 
 
 class ReplicationPad2d(_Pad):
-    """The border repeated: (left, right, top, bottom)."""
+    """Padding of the last two dimensions with the border value: (left, right, top, bottom)."""
 
     mode = "replicate"
 

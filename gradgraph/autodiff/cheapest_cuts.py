@@ -24,7 +24,7 @@ _NEAR = 1.02  # peaks within this factor of the minimum are considered equal; am
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """Return a sort key for cuts: the less is recomputed before the last cut, the larger it is."""
+    """Return a sort key for cuts, which is larger if less is recomputed before the last cut."""
     return -cuts[-1] if cuts else 1
 
 

@@ -30,8 +30,8 @@ from gradgraph.passes.normal.weights.verdicts import (
 
 log = logging.getLogger("gradgraph")
 
-_NAMED = 5  # the most tensors that one sentence lists
-_SAID = 5  # the most findings that a build logs
+_NAMED = 5  # maximum number of tensors listed in a sentence
+_SAID = 5  # maximum number of findings that a build logs
 _LEAST_NUMBERS = 1 << 14  # elements of a weight that counts as large (`_peers`)
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",

@@ -1,7 +1,7 @@
 """Chat: conversations as training data of a language model, through its tokenizer and chat template.
 
-This room reads rows of messages, applies templates and selects the tokens to train on. It combines surgery, build and
-fit, and must not repeat their work. Names are loaded on first use, so that help, which reads the options, is fast.
+This package reads rows of messages, applies templates and selects the tokens to train on. It combines surgery, build
+and fit, and must not repeat their work. Names are loaded on first use, so that help, which reads the options, is fast.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Kind:
     may: tuple[str, ...] = ()
 
 
-# data have the first kind whose required columns are all present
+# the kind of data is the first whose required columns are all present
 KINDS: dict[str, Kind] = {
     "preference": Kind(("chosen", "rejected"), ("prompt", *_OF_TEMPLATES)),
     "unpaired": Kind(("prompt", "completion", "label"), _OF_TEMPLATES),

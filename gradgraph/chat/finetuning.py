@@ -55,7 +55,7 @@ BEGAN = "began"  # the key of the start time in a run's record
 TRAINING = "training"  # the folder with what is needed to resume
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
 SAMPLE_EVERY = 50  # default number of steps
-# the smallest accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
+# minimum accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
 ALIKE = 0.9
 

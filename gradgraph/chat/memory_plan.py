@@ -19,9 +19,9 @@ from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 PROCESS = 350 << 20  # bytes of the interpreter with libraries, graphs and the sessions of 16 layers
 WORKSPACES = 0.05  # of the prediction: temporary buffers of kernels (at most 4 % were measured)
 MERGING = 48  # bytes per weight of a layer while it is merged in float64 and requantised (45 were measured)
-LEAST_RANK = 4  # the smallest rank that is chosen: a lower one learns less and saves little
-LEAST_TOKENS = 512  # the smallest batch tried before recomputation: smaller matrix products are slow
-SHORTEST = 32  # the smallest row length that is chosen
+LEAST_RANK = 4  # minimum rank chosen automatically: a lower one learns less and saves little
+LEAST_TOKENS = 512  # minimum batch tried before recomputation: smaller matrix products are slow
+SHORTEST = 32  # minimum row length chosen automatically
 
 
 class Data(Protocol):

@@ -199,10 +199,10 @@ def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Ma
 
 
 def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> float | None:
-    """Return a generating model's perplexity over the trained tokens of texts; None if it has no vector of weights.
+    """Return a language model's perplexity over the trained tokens of texts; None if it has no 1-D weights.
 
-    It is evaluated as a training step, since not every file runs without its cache; the step trains one vector, because
-    a step needs a trained weight.
+    The model, which may require a key-value cache, is converted for training and evaluated by a step. A step needs at
+    least one trained weight, so the last 1-D weight is marked as trained; no update is run.
     """
     tokens_alone = surgery.language_model(load_model(model))
     assert isinstance(tokens_alone, ir.Model)  # as returned by load_model

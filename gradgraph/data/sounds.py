@@ -27,7 +27,7 @@ from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
 
 SUFFIXES = (".wav", ".wave")
-MOST_SAMPLES = 1 << 28  # largest number of samples of a file that is resampled, and of a sound in a batch
+MOST_SAMPLES = 1 << 28  # maximum number of samples of a file to resample, and of a sound in a batch
 
 Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
 

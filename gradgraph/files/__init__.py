@@ -1,4 +1,4 @@
 """Model files and weights on disk: read safely, written atomically.
 
-This room checks the contents of files; other rooms interpret the computation of a model.
+This package checks the contents of files; other packages interpret the computation of a model.
 """

@@ -337,7 +337,7 @@ def _end_of(schedule: Mapping[str, Any]) -> float | None:
     return None
 
 
-LAST_STEP = 1 << 24  # the largest number of steps that float32 can count
+LAST_STEP = 1 << 24  # maximum number of steps that float32 can count
 LARGEST_TABLE = 10_000_000
 
 

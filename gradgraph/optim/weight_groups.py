@@ -36,7 +36,7 @@ OURS = (FACTOR, START)  # keys that every group accepts in addition to the argum
 
 
 class Grouping(TypedDict, total=False):
-    """The arguments that ``recipe`` adds to every recipe; docs/reference/optimizers.md explains them."""
+    """The keyword arguments that every optimizer accepts; docs/reference/optimizers.md explains them."""
 
     groups: Mapping[str, Mapping[str, Any] | Optimizer]
     no_decay: str | Sequence[str]

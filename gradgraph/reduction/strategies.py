@@ -21,7 +21,7 @@ Strategy = Callable[[onnx.ModelProto, Learn], Tries]
 
 _OPEN = (1, 2, 3, 4, 8, 16, 32, 64)  # sizes to try for symbolic dimensions
 _DIVISORS = (64, 32, 16, 8, 4, 3, 2)
-_SMALLEST = 2  # the smallest size to try: a size of 1 broadcasts, which may change the fault
+_SMALLEST = 2  # minimum size to try: a size of 1 broadcasts, which may change the fault
 _STEERING = 64  # elements: smaller integer tensors may contain sizes
 
 

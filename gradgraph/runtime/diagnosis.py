@@ -131,7 +131,7 @@ class Diagnosis:
             return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
-        """Find the largest power of two as batch size that fits in memory, by estimates and trial steps (CPU only).
+        """Find the largest power-of-two batch size that fits in memory, by estimates and trial steps (CPU only).
 
         State and progress are restored afterwards.
 

@@ -86,9 +86,9 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
 
     Args:
         model: an inference model: its path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        calibration: some hundred samples to observe ranges on: the path of arrays, a table or images, a dataset such as
-            ``gradgraph.image_folder``, a table, or a dict of arrays by input. Without it, only weights become integers,
-            and the computation stays float32.
+        calibration: a few hundred samples from which ranges are computed: the path of arrays, a table or images, a
+            dataset such as ``gradgraph.image_folder``, a table, or a dict of arrays by input. Without it, only weights
+            become integers, and the computation stays float32.
         batch_size: samples per run; a model with a fixed batch size uses its own.
 
     Returns:

@@ -295,7 +295,7 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 def mixing(model: ir.Model) -> str | None:
     """Return why tokens would attend to other texts of a packed row, or None if they would not.
 
-    The reason is a predicate of "the model".
+    The reason completes a sentence that begins with "the model".
     """
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:

@@ -30,7 +30,7 @@ _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that 
 
 
 def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
-    """Return the initializer or constant that ``value`` is a rewritten form of, and the nodes from it to ``value``.
+    """Return the initializer or constant that ``value`` is derived from, and the nodes from it to ``value``.
 
     These nodes transpose, cast or dequantise stored numbers. Returns (None, []) for any other value.
     """
@@ -232,7 +232,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
     """Return the layer of each node in ``weights``, with unique names.
 
-    If several layers have one name, a layer whose node belongs to the module of this name keeps it.
+    If several layers share a name, the layer whose node belongs to the module of this name keeps it.
     """
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}

@@ -35,7 +35,7 @@ OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": "
 _OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # other layers have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # from a projection to its attention
-_FARTHEST = 12  # largest number of nodes between a projection and its attention
+_FARTHEST = 12  # maximum number of nodes between a projection and its attention
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """Return the value that ``numbers`` is a reshaped, cast or repeated form of; None for None."""
+    """Return the value that ``numbers`` is derived from by reshaping, casts and repetition; None for None."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:

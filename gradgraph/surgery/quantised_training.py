@@ -137,7 +137,7 @@ def _check_found(
 ) -> None:
     """Raise an error unless there is something to quantise, and each name or glob in ``target`` matches.
 
-    ``known`` are the names of tensors that are already quantised; ``again``, of those to train further.
+    ``known`` are the names of tensors that are already quantised, and ``again`` the names of those to train further.
     """
     if target is None:
         if not layers and not is_quantised(work):

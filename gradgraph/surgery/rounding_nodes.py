@@ -15,7 +15,7 @@ from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operation import add_weight
 
-SMALLEST = 1e-8  # least scale, also for a channel of zeros
+SMALLEST = 1e-8  # minimum scale, also for a channel of zeros
 
 
 class Writer(NodeWriter):

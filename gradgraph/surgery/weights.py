@@ -47,8 +47,8 @@ def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
 def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0, out: Path | None = None) -> Result:
     """Reinitialise these weights as PyTorch's layers do.
 
-    Factors of Gemm, MatMul and Conv and their biases: uniform in ±1/√(fan in). Rows of an embedding: normal. Scales of
-    a normalisation: 1; its biases and running means: 0; running variances: 1.
+    Weights and biases of Gemm, MatMul and Conv: uniform in ±1/√(fan in). Rows of an embedding: normal. Scales of a
+    normalisation layer: 1; its biases and running means: 0; running variances: 1.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -22,7 +22,7 @@ STEPS = (
     1e-10,
     1e-11,
 )  # smaller steps cross fewer kinks, but are lost in rounding errors sooner
-BENT = 0.25  # least change of slope at a kink, relative to the gap between gradient and difference
+BENT = 0.25  # minimum change of slope at a kink, relative to the gap between gradient and difference
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gradgraph.frontend.anchors import anchors, checked_priors, points
 from gradgraph.losses import LOSSES
 from gradgraph.runtime.trainer import Trainer
 
-MOST_GROWTH = np.log(1000 / 16)  # largest log of box side / anchor side, as in torchvision
+MOST_GROWTH = np.log(1000 / 16)  # maximum log of box side / anchor side, as in torchvision
 CANDIDATES = 1000  # per image, before non-maximum suppression
 
 

@@ -14,7 +14,7 @@ from gradgraph.files.untrusted.regular import UnreadableError
 
 MOST_PIXELS = 64_000_000  # of a mask
 FINER = 5.0  # grid points per pixel and axis of the grid on which polygons are drawn
-MOST_STEPS = 1 << 22  # largest number of grid points along an outline
+MOST_STEPS = 1 << 22  # maximum number of grid points along an outline
 Polygons = list[Array]  # the corners of each polygon: [n, 2], x and y, in pixels or relative to the image size
 
 

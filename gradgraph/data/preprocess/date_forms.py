@@ -26,7 +26,7 @@ _MINUTES = ":[0-5][0-9](?::[0-5][0-9](?:[.][0-9]+)?)?"
 _HOURS = {True: "(?:[01][0-9]|2[0-3])", False: "(?:[01]?[0-9]|2[0-3])"}
 _HALF_DAY = f"(?:0?[1-9]|1[0-2]){_MINUTES} ?[AaPp][Mm]"
 _ZONE = "(?P<zone>Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
-LOOKED_AT = 200  # largest number of texts from which the nearest format is detected
+LOOKED_AT = 200  # maximum number of texts from which the nearest format is detected
 FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
 
 

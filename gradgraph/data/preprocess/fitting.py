@@ -39,7 +39,7 @@ from gradgraph.errors import ArgumentError, DataError, listed, row_at, shown, su
 log = logging.getLogger("gradgraph")
 
 MOST_CATEGORIES = 100  # text columns with more distinct values are hashed by word
-MOST_CLASSES = 20  # the largest number of distinct integers that are classes
+MOST_CLASSES = 20  # maximum number of distinct integers treated as classes
 FEWEST_IDS = 20  # from this number of rows on, distinct values may be ids
 DISTINCT = "every row has a different value, as ids do,"
 DAYS = "YYYYMMDD"

@@ -24,7 +24,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regula
 
 NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file
-LONGER = 1000  # the largest factor by which a tokenizer may lengthen a text
+LONGER = 1000  # maximum factor by which a tokenizer may lengthen a text
 LONGEST = 512  # default maximum length
 CHUNK = 4096  # texts encoded at once: the package's results take far more memory than the token ids
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")

@@ -349,7 +349,10 @@ class Fit:
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
-        """Whether to stop before the next batch, equal on all ranks; ``limited`` by ``max_steps`` or ``max_time``."""
+        """Whether to stop before the next batch; all ranks get the same answer.
+
+        With ``limited``, ``max_steps`` and ``max_time`` are checked.
+        """
         over = limited and self._over()
         if self._stopped:  # because of max_steps or a callback, which is the same on all ranks
             return True

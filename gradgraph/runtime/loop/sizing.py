@@ -1,4 +1,4 @@
-"""``batch_size="auto"``: the largest power of two whose step fits in memory, by estimate and trial."""
+"""``batch_size="auto"``: the largest power-of-two batch size that fits in memory, by estimates and trial steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("gradgraph")
 
 SHARE = 0.8  # share of the free memory that may be used
 FIRST = 8  # samples per batch in the first trial
-LEAP = 16  # largest factor between the batch sizes of two trials, since the estimate may be too low
+LEAP = 16  # maximum factor between the batch sizes of two trials, since the estimate may be too low
 CAUTION = 1.5  # safety factor on the estimate until two trials can be compared
 _WRITTEN = re.compile(r"auto(?::\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?)?", re.IGNORECASE)
 
@@ -81,7 +81,7 @@ def free_memory() -> int | None:
 
 
 def find_batch_size(session: StepSession, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
-    """Return the largest power of two as batch size that fits in memory; state and progress are unchanged.
+    """Return the largest power-of-two batch size that fits in memory; state and progress are unchanged.
 
     Args:
         limit: total memory of this process in bytes; by default its current memory plus 80 % of the free memory.

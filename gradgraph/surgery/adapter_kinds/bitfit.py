@@ -47,7 +47,7 @@ class Bias:
 
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Bias], list[str]]:
-    """Return the biases whose tensor, module or node matches names or globs, and no reasons (see ``Kind.layers``)."""
+    """Return the biases whose tensor, module or node matches names or globs; and an empty list (see ``Kind``)."""
     every = {bias.name: bias for bias in _biases(work)}.values()
     return matched(target, ((bias.names, bias) for bias in every)), []
 

@@ -312,7 +312,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Return prefix ``keys`` times the constant, if any, by which the model multiplies ``own``, the text's keys."""
+    """Return prefix ``keys``, multiplied by the same constant as ``own``, the text's keys, if the model scales them."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys

@@ -20,7 +20,7 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
-_LEAST_RANK = 3  # the least rank of inputs whose sizes layers may change: images, sound
+_LEAST_RANK = 3  # minimum rank of inputs whose sizes layers may change: images, sound
 _SEVERAL = 3  # a batch size above 1
 _FIRST, _STEP = 192, 64  # the numbers that replace names: divisible by powers of two, for layers that halve sizes
 
