@@ -196,7 +196,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
         check_proto(proto)
         proto = without_maps(proto)
         located = locate(proto, data, own)
-        model: ir.Model = ir.from_proto(proto)
+        model = _in_memory(proto)
         attach(model, located)
         validate(model)
         check_metadata(model.metadata_props)
@@ -206,9 +206,21 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
             function.sort()
     except ModelError as error:
         raise ModelError(f"{what} cannot be used: {error}", error.findings) from error.__cause__
-    except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
-        raise ModelError(f"{what} cannot be used: {_first_line(error)}; export it again with a current onnx") from error
     return _understood(model)
+
+
+def check_message(proto: onnx.ModelProto) -> None:
+    """Raise ModelError unless ``proto`` is a well-formed model; external data are not checked."""
+    check_proto(proto)
+    validate(_in_memory(proto))
+
+
+def _in_memory(proto: onnx.ModelProto) -> ir.Model:
+    try:
+        model: ir.Model = ir.from_proto(proto)
+    except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
+        raise ModelError(f"{_first_line(error)}; export it again with a current onnx") from error
+    return model
 
 
 def _understood(model: ir.Model) -> ir.Model:

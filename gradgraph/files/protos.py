@@ -1,12 +1,12 @@
-"""Checks that a protobuf message is safe to pass to libraries; errors are one sentence that names the faulty item.
+"""Checks of protobuf messages before onnx-ir reads them, and walks through messages.
 
-The checks find faults that onnx-ir would silently repair or crash on, and nodes that crash ONNX's shape inference. They
-take time linear in the size of the message, and do not recurse over nodes or calls.
+The checks find faults that onnx-ir would silently repair or crash on; ``gradgraph.graph.checks.validate`` checks
+everything else once onnx-ir has read the message. They take time linear in the size of the message, and do not recurse
+over nodes.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -15,31 +15,20 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, counted, refused, shown
-from gradgraph.graph.checks import (
-    NEWEST_OPSET,
-    WITH_BODIES,
-    FunctionId,
-    check_calls,
-    check_tensor,
-    check_versions,
-    findings_of,
-    other_opset,
-    refuse_any,
-)
-from gradgraph.graph.node_forms import call_in_file, described, form_findings, values_in_file
+from gradgraph.graph.checks import WITH_BODIES, check_tensor, findings_of, refuse_any
+from gradgraph.graph.node_forms import described
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Raise ModelError, with all findings, for faults that onnx-ir does not detect when it reads ``proto``.
 
-    1. no graph at all (an empty file, another kind of message); unsupported versions;
-    2. a name defined twice; an initializer without a name; a sparse initializer;
+    1. no graph at all (an empty file, another kind of message);
+    2. a name that is not UTF-8 or is defined twice; an initializer without a name; a sparse initializer;
     3. tensor data that do not match element type and shape, or are stored twice;
-    4. recursive functions and function bombs (before onnx-ir walks them);
-    5. malformed calls of operators (``node_forms.py``), attributes that are given twice or whose value is not of the
-       declared type.
+    4. attributes that are given twice or whose value is not of the declared type.
     """
-    refuse_any(itertools.chain(message_findings(proto), all_node_findings(proto)))
+    attributes = (finding for _, finding in attribute_findings(proto))
+    refuse_any(itertools.chain(message_findings(proto), attributes))
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
@@ -47,40 +36,20 @@ def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
     if not proto.HasField("graph"):
         yield Finding("the model", "contains no graph", "", "export or download it again")
         return
-    uses_onnx = any(n.domain in _ONNX for n in proto.graph.node)
-    yield from findings_of(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
-    yield from findings_of(
-        check_calls,
-        {(f.domain, f.name, f.overload): [_call(n) for n in proto_nodes(f.node)] for f in proto.functions},
-        [_call(n) for n in proto_nodes(proto.graph.node)],
-    )
-    for function in proto.functions:
-        opset = _imports(function.opset_import).get("", NEWEST_OPSET)
-        if not 0 < opset <= NEWEST_OPSET:
-            words = f"uses ai.onnx opset {opset}, but up to {NEWEST_OPSET} can be read"
-            yield Finding(f"function '{shown(function.name)}'", words, "", other_opset(opset))
+    graphs = [*proto_graphs(proto)]
+    names = (text for graph in graphs for text in _texts(graph))
+    in_functions = (text for f in proto.functions for text in _texts_of_nodes(f.node))
+    for text in itertools.chain(names, in_functions):
+        if not isinstance(text, str):  # protobuf's value for bytes that are not UTF-8
+            yield Finding(f"the name {shown(text)}", "is not UTF-8", "", _DAMAGED)
             return
-    for graph in proto_graphs(proto):
+    for graph in graphs:
         yield from _graph_findings(graph)
     for tensor in proto_tensors(proto):
         yield from findings_of(check_payload, tensor)
 
 
-def _call(node: onnx.NodeProto) -> FunctionId:
-    return node.domain, node.op_type, node.overload
-
-
-def _imports(opsets: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    return {o.domain: o.version for o in opsets}
-
-
 def _graph_findings(graph: onnx.GraphProto) -> Iterator[Finding]:
-    for text in _texts(graph):
-        if not isinstance(text, str):  # protobuf's value for bytes that are not UTF-8
-            yield Finding(
-                f"the name {shown(text)}", "is not UTF-8", "", "the file is damaged, so export or download it again"
-            )
-            return
     for sparse in graph.sparse_initializer:
         yield Finding(
             f"initializer '{shown(sparse.values.name)}'", "is sparse, which is not supported", "", "store it dense"
@@ -98,7 +67,11 @@ def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
     yield graph.name
     for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         yield named.name
-    for node in graph.node:
+    yield from _texts_of_nodes(graph.node)
+
+
+def _texts_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[str | bytes]:
+    for node in nodes:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attr.name for attr in node.attribute)
 
@@ -110,32 +83,17 @@ def _unique(what: str, names: Iterable[str]) -> Iterator[Finding]:
         yield Finding(f"two {what}", f"are called '{shown(name)}'", "", "give each its own name")
 
 
-# --- nodes --------------------------------------------------------------------------------------------
+# --- attributes of nodes ------------------------------------------------------------------------------
 
 _ONNX = ("", "ai.onnx")
 
 
-def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
-    return (finding for _, finding in node_findings(proto))
-
-
-def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
-    """Yield (node, finding) for each finding about a node in any graph or function."""
-    own = {(f.domain, f.name) for f in proto.functions}
-    main = proto.graph.node
-    bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
-    for nodes, imports in bodies:
-        versions = _imports(imports)
-        opset = versions.get("", versions.get("ai.onnx", 0))
-        in_main = nodes is main
+def attribute_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
+    """Yield (node, finding) for each invalid attribute of a node in any graph or function."""
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         for node in proto_nodes(nodes):
-            found = [*_attribute_findings(node, in_main)] if node.attribute else []
-            known = 0 < opset <= NEWEST_OPSET and node.domain in _ONNX and (node.domain, node.op_type) not in own
-            if known and not found:
-                subject = functools.partial(described, node.name, "", node.op_type, node.output)
-                values = functools.partial(values_in_file, node)
-                found = [*form_findings(subject, call_in_file(node, opset), values)]
-            yield from ((node, finding) for finding in found)
+            if node.attribute:
+                yield from ((node, finding) for finding in _attribute_findings(node, nodes is proto.graph.node))
 
 
 _KINDS = onnx.AttributeProto.AttributeType
@@ -155,6 +113,7 @@ _VALUE_OF = {
     _KINDS.TYPE_PROTOS: "type_protos",
     _KINDS.SPARSE_TENSORS: "sparse_tensors",
 }
+_SPARSE = (_KINDS.SPARSE_TENSOR, _KINDS.SPARSE_TENSORS)
 _VALUES = frozenset(_VALUE_OF.values())
 
 
@@ -168,30 +127,35 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
-    """Yield findings about invalid attributes: duplicates, or content that does not match the declared type."""
-    subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:
-        named = f"the attribute '{shown(attr.name)}' of {subject}"
+        faults = [*_faults(attr, node.domain, in_main)]
         if attr.name in seen:
-            yield Finding(named, "appears twice", "", "remove one of them")
+            faults.insert(0, ("appears twice", "", "remove one of them"))
         seen.add(attr.name)
-        if attr.type in (_KINDS.SPARSE_TENSOR, _KINDS.SPARSE_TENSORS):
-            yield Finding(subject, "has a sparse tensor as an attribute, which is not supported", "", "store it dense")
-        elif attr.ref_attr_name and in_main:
+        if attr.type in _SPARSE:
+            faults.append(("has a sparse tensor as an attribute, which is not supported", "", "store it dense"))
+        for words, expected, remedy in faults:
+            subject = described(node.name, node.domain, node.op_type, node.output)
+            named = subject if attr.type in _SPARSE else f"the attribute '{shown(attr.name)}' of {subject}"
+            yield Finding(named, words, expected, remedy)
+
+
+def _faults(attr: onnx.AttributeProto, domain: str, in_main: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with ``attr``, what is expected, and the remedy, unless content and declared type match."""
+    if attr.type in _SPARSE:
+        return
+    if attr.ref_attr_name:
+        if in_main:
             words = f"refers to '{shown(attr.ref_attr_name)}', an attribute of a function"
-            yield Finding(named, words, "this node is not in a function", "give it a value")
-        elif attr.ref_attr_name:
-            continue
-        elif attr.type == _KINDS.UNDEFINED:
-            yield Finding(named, "has no type", "", "the file is damaged, so export or download it again")
-        elif attr.type in (_KINDS.STRING, _KINDS.STRINGS) and node.domain in _ONNX and _is_binary(attr):
-            yield Finding(named, "is not UTF-8", "", "the file is damaged, so export or download it again")
-        elif others := [f.name for f, _ in attr.ListFields() if f.name in _VALUES and f.name != _VALUE_OF[attr.type]]:
-            kind = _KINDS.Name(attr.type).lower()
-            yield Finding(
-                named, f"is declared as {kind}", f"its value is stored as '{others[0]}'", "export the model again"
-            )
+            yield words, "this node is not in a function", "give it a value"
+    elif attr.type == _KINDS.UNDEFINED:
+        yield "has no type", "", _DAMAGED
+    elif attr.type in (_KINDS.STRING, _KINDS.STRINGS) and domain in _ONNX and _is_binary(attr):
+        yield "is not UTF-8", "", _DAMAGED
+    elif others := [f.name for f, _ in attr.ListFields() if f.name in _VALUES and f.name != _VALUE_OF[attr.type]]:
+        kind = _KINDS.Name(attr.type).lower()
+        yield f"is declared as {kind}", f"its value is stored as '{others[0]}'", "export the model again"
 
 
 # --- walks --------------------------------------------------------------------------------------------

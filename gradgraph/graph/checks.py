@@ -1,12 +1,13 @@
 """Checks that a model is well formed; errors are one sentence that names the faulty item.
 
-``validate`` checks an onnx-ir model; ``protos.check_proto`` checks for faults that onnx-ir would silently repair or
-crash on when it reads a protobuf message. Both are linear in the size of the model and do not recurse over nodes or
+``validate`` checks an onnx-ir model; before it, ``protos.check_proto`` checks a protobuf message for faults that
+onnx-ir would silently repair or crash on. Both are linear in the size of the model and do not recurse over nodes or
 calls.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, ModelError, refused, shown
-from gradgraph.graph.node_forms import described
+from gradgraph.graph.node_forms import described, form_findings
 from gradgraph.graph.ranks import MOST_AXES
 from gradgraph.graph.shapes import known_sizes
 
@@ -38,25 +39,26 @@ FunctionId = tuple[str, str, str]
 def validate(model: ir.Model) -> None:
     """Raise ModelError unless the model is well formed:
 
-    1. IR version 3-14, ai.onnx at opset 1-28;
+    1. IR version 3-14, ai.onnx at opset 1-28, also in functions;
     2. at least one graph output, and each output has a producer;
     3. initializers and node outputs have names that are unique within a graph, as have a function's inputs and outputs;
     4. every node input is a graph input, an initializer or the output of a node;
     5. tensors: known element type, no negative dimension, size below 2**63 bytes, at most MOST_AXES axes; the same
        limits for declared shapes of graph inputs;
-    6. no cycle among nodes or functions, and at most NODE_LIMIT nodes after inlining.
+    6. no cycle among nodes or functions, and at most NODE_LIMIT nodes after inlining;
+    7. nodes are well-formed calls of their operators (``node_forms.py``).
     """
-    check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
+    _check_versions(model)
+    _check_calls(
+        {f.identifier(): [n.op_identifier() for n in f.all_nodes()] for f in model.functions.values()},
+        [n.op_identifier() for n in model.graph.all_nodes()],
+    )
     if not model.graph.outputs:
         remedy = "declare at least one"
         raise refused(Finding("the graph", "has no outputs", "", remedy))
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     graphs = (graph for body in bodies for graph in (body, *body.subgraphs()))
-    refuse_any(f for graph in graphs for f in _graph_findings(graph))
-    check_calls(
-        {f.identifier(): [n.op_identifier() for n in f.all_nodes()] for f in model.functions.values()},
-        [n.op_identifier() for n in model.graph.all_nodes()],
-    )
+    refuse_any(itertools.chain((f for graph in graphs for f in _graph_findings(graph)), malformed_nodes(model)))
 
 
 def refuse_any(findings: Iterable[Finding]) -> None:
@@ -65,23 +67,39 @@ def refuse_any(findings: Iterable[Finding]) -> None:
         raise refused(*some)
 
 
-def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
-    """Raise ModelError for an unsupported IR version or opset, or a missing opset if ``needs_opset``."""
-    if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
-        words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
+def malformed_nodes(model: ir.Model) -> Iterator[Finding]:
+    """Yield findings about nodes, of any graph or function, that are no well-formed calls of their operators."""
+    own = {identifier[:2] for identifier in model.functions}
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
+        opset = body.opset_imports.get("", body.opset_imports.get("ai.onnx", 0))
+        for node in body.all_nodes():
+            version = node.version or opset
+            if node.domain == "" and 0 < version <= NEWEST_OPSET and ("", node.op_type) not in own:
+                yield from form_findings(node, version, functools.partial(describe, node))
+
+
+def _check_versions(model: ir.Model) -> None:
+    """Raise ModelError for an unsupported IR version or opset, or if standard operators have no opset."""
+    version = model.ir_version or None
+    if version is None or not OLDEST_IR <= version <= NEWEST_IR:
+        words = f"has IR version {version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
         raise refused(Finding("the model", words, "", "export it again with one of these"))
-    opset = opset_imports.get("", opset_imports.get("ai.onnx"))
-    if opset is None and not needs_opset:
-        return
-    if opset is None:
+    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
+    if opset is None and any(not n.domain for n in model.graph):
         remedy = f"add one to opset_import ({OLDEST_OPSET} to {NEWEST_OPSET} can be read)"
         raise refused(Finding("the model", "imports no opset of domain ai.onnx", "", remedy))
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+    if opset is not None and not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         words = f"uses ai.onnx opset {opset}, but {OLDEST_OPSET} to {NEWEST_OPSET} can be read"
-        raise refused(Finding("the model", words, "", other_opset(opset)))
+        raise refused(Finding("the model", words, "", _other_opset(opset)))
+    for function in model.functions.values():
+        opset = function.opset_imports.get("", NEWEST_OPSET)
+        if not 0 < opset <= NEWEST_OPSET:
+            words = f"uses ai.onnx opset {opset}, but up to {NEWEST_OPSET} can be read"
+            raise refused(Finding(f"function '{shown(function.name)}'", words, "", _other_opset(opset)))
 
 
-def other_opset(opset: int) -> str:
+def _other_opset(opset: int) -> str:
     """Return the fix that an error message suggests for the unsupported ``opset``."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer"
@@ -268,7 +286,7 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
 # --- calls of model-local functions ---------------------------------------------------------------------
 
 
-def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[FunctionId]) -> None:
+def _check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[FunctionId]) -> None:
     """Raise ModelError if functions are recursive, or inlining them would exceed NODE_LIMIT nodes."""
     sizes: dict[FunctionId, int] = {}
     for root in functions:

@@ -1,8 +1,8 @@
 """Check that nodes match their operators' schemas and the assumptions of ONNX shape inference.
 
-ONNX shape inference, in C++, crashes or never returns on some malformed nodes. Nodes are therefore checked before any
-library reads them, in files (``call_in_file``) and in memory (``call_in_memory``). Operators of custom domains have no
-schema and are not checked.
+ONNX shape inference and onnxruntime, in C++, crash or never return on some malformed nodes. Nodes are therefore checked
+when a model is opened (``gradgraph.graph.checks.validate``). Operators of custom domains have no schema and are not
+checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, counted, shown, suggestion
@@ -20,7 +19,6 @@ from gradgraph.graph.schemas import Signature, known_since, signature
 
 _AGAIN = "export the model again"
 _TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
-_GRAPH = int(ir.AttributeType.GRAPH)
 
 
 class Call(NamedTuple):
@@ -56,51 +54,27 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
     return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"
 
 
-def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield findings about the form of a node.
-
-    ``subject`` returns its description for messages; ``values`` returns its attributes by name (a Body for a graph).
-    """
+def form_findings(node: ir.Node, opset: int, subject: Callable[[], str]) -> Iterator[Finding]:
+    """Yield findings about the form of ``node``; ``subject`` returns its description for messages."""
+    given = tuple([(name, 0 if a.is_ref() else int(a.type)) for name, a in node.attributes.items()])
+    call = Call(node.op_type, opset, tuple([v is not None for v in node.inputs]), len(node.outputs), given)
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
-        faults = (*_JUDGED[call.op_type](call, values()),)
+        faults = (*_JUDGED[call.op_type](call, _values(node)),)
     elif not faults and not _WATCHED.isdisjoint(name for name, _ in call.attributes):
         known = signature(call.op_type, call.opset) is not None  # other operators may have any attributes
-        faults = (*_watched(call, values()),) if known else ()
+        faults = (*_watched(call, _values(node)),) if known else ()
     for fault in faults:
         named = f"the attribute '{shown(fault.attribute)}' of {subject()}" if fault.attribute else subject()
         yield Finding(named, fault.what, fault.expected, fault.remedy)
 
 
-# --- nodes in files and in memory ---------------------------------------------------------------------
+def _values(node: ir.Node) -> dict[str, Any]:
+    """Return the attributes of ``node`` by name, with a Body for each graph."""
+    return {name: _value(a) for name, a in node.attributes.items() if not a.is_ref()}
 
 
-def call_in_file(node: onnx.NodeProto, opset: int) -> Call:
-    given = tuple([(a.name, 0 if a.ref_attr_name else a.type) for a in node.attribute])
-    return Call(node.op_type, opset, tuple(map(bool, node.input)), len(node.output), given)
-
-
-def values_in_file(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: _value_in_file(a) for a in node.attribute if not a.ref_attr_name}
-
-
-def _value_in_file(attr: onnx.AttributeProto) -> Any:
-    if attr.type == _GRAPH:
-        defaults = {t.name for t in attr.g.initializer}
-        return Body(sum(v.name not in defaults for v in attr.g.input), len(attr.g.output))
-    return onnx.helper.get_attribute_value(attr)
-
-
-def call_in_memory(node: ir.Node, opset: int) -> Call:
-    given = tuple([(n, 0 if a.is_ref() else int(a.type)) for n, a in node.attributes.items()])
-    return Call(node.op_type, opset, tuple([v is not None for v in node.inputs]), len(node.outputs), given)
-
-
-def values_in_memory(node: ir.Node) -> dict[str, Any]:
-    return {name: _value_in_memory(a) for name, a in node.attributes.items() if not a.is_ref()}
-
-
-def _value_in_memory(attr: ir.Attr) -> Any:
+def _value(attr: ir.Attr) -> Any:
     if attr.type == ir.AttributeType.GRAPH:
         graph = attr.as_graph()
         return Body(sum(not v.is_initializer() for v in graph.inputs), len(graph.outputs))
@@ -147,8 +121,7 @@ def _range(least: int, most: int) -> str:
 
 
 def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
-    for written, kind in call.attributes:
-        name = str(written)  # protobuf returns bytes for text that is not UTF-8
+    for name, kind in call.attributes:
         expected = schema.attributes.get(name)
         if expected is None and not name.startswith("__"):
             words = f"has the attribute '{shown(name)}', which this operator does not have at opset {call.opset}"

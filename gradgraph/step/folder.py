@@ -25,7 +25,8 @@ from gradgraph.files.external import (
     raw_bytes,
 )
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT
-from gradgraph.files.protos import check_proto, proto_tensors
+from gradgraph.files.models import check_message
+from gradgraph.files.protos import proto_tensors
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -231,7 +232,7 @@ def load_checked(
         _check_external(tensor, path, files, bases)
     if path.name in digests and digest_of([content]) != digests[path.name]:
         raise not_as_saved(path)  # before anything in it is reported
-    check_proto(model)
+    check_message(model)
     return model
 
 

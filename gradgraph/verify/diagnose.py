@@ -6,6 +6,7 @@ the shapes and types of its outputs are unknown.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -20,8 +21,8 @@ from gradgraph.autodiff.select import find_path, select, trainable
 from gradgraph.errors import Finding, GradgraphError, UnsupportedOperatorError
 from gradgraph.files.models import Source, load_model, read_message
 from gradgraph.files.path_kinds import model_of
-from gradgraph.files.protos import message_findings, node_findings, proto_nodes
-from gradgraph.graph.checks import FINDINGS_LIMIT
+from gradgraph.files.protos import attribute_findings, message_findings, proto_nodes
+from gradgraph.graph.checks import FINDINGS_LIMIT, malformed_nodes
 from gradgraph.graph.node_forms import described
 from gradgraph.passes.normal import normalise
 
@@ -42,10 +43,12 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
     """
     work, base = _message(model)
     found = [*itertools.islice(message_findings(work), FINDINGS_LIMIT)]
-    malformed = [*itertools.islice(node_findings(work), FINDINGS_LIMIT)]
+    malformed = [*itertools.islice(attribute_findings(work), FINDINGS_LIMIT)]
     found += [finding for _, finding in malformed]
-    if len(found) > len(malformed):
-        return found  # with damaged names or tensors, the nodes that read them cannot be checked
+    if len(found) > len(malformed):  # with damaged names or tensors, only the form of nodes can be checked
+        with contextlib.suppress(ir.serde.SerdeError):
+            found += itertools.islice(malformed_nodes(ir.from_proto(work)), FINDINGS_LIMIT)
+        return found
     _name_nodes(work)
     for node in {id(n): n for n, _ in malformed}.values():
         _set_aside(work, node)
@@ -55,7 +58,8 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
             break
         except GradgraphError as error:
             news = error.findings or (Finding("", error.problem, "", error.remedy or ""),)
-        whole = (n for n in proto_nodes(work.graph.node) if n.domain != _ASIDE)
+        bodies = (work.graph.node, *(f.node for f in work.functions))
+        whole = (n for body in bodies for n in proto_nodes(body) if n.domain != _ASIDE)
         nodes = {described(n.name, n.domain, n.op_type, n.output): n for n in whole}
         named = (_NODE.findall(f.subject) or _NODE.findall(str(f))[:1] for f in news)
         stuck = {id(nodes[name]): nodes[name] for names in named for name in names if name in nodes}

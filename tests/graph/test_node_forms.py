@@ -166,23 +166,37 @@ def test_malformed_nodes_are_named(name: str, read: str) -> None:
             load_model(whole)
         assert len(caught.value.findings) == 1
         return
-    if "twice" in name or "stored" in name:  # onnx-ir holds one attribute of a name, of one type
+    if name in IN_THE_FILE:
         return
     with pytest.raises(ModelError, match=words):
         normalise(ir.from_proto(whole))
 
 
-def test_all_of_them_are_found_at_once() -> None:
-    nodes = [node(n.op_type, " ".join(n.input), f"y{i}") for i, (n, _) in enumerate(MALFORMED.values())]
-    for made, (broken, _) in zip(nodes, MALFORMED.values(), strict=True):
+IN_THE_FILE = ("an attribute twice", "an attribute stored as another type")  # an onnx-ir model cannot have them
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_all_of_them_are_found_at_once(in_file: bool) -> None:
+    some = {name: row for name, row in MALFORMED.items() if (name in IN_THE_FILE) == in_file}
+    nodes = [node(n.op_type, " ".join(n.input), f"y{i}") for i, (n, _) in enumerate(some.values())]
+    for made, (broken, _) in zip(nodes, some.values(), strict=True):
         made.CopyFrom(broken)
         made.output[:] = [f"{made.op_type}_{name}_{id(made)}" for name in made.output]
-    with pytest.raises(
-        ModelError, match=r"has 2 inputs, .* \(and \d+ more: `gradgraph check` lists them\); "
-    ) as caught:
+    words = "appears twice" if in_file else "has 2 inputs, .*"
+    with pytest.raises(ModelError, match=words + r" \(and \d+ more: `gradgraph check` lists them\); ") as caught:
         load_model(model(*nodes))
-    assert len(caught.value.findings) == len(MALFORMED)
+    assert len(caught.value.findings) == len(some)
     assert all(f.subject and f.what and f.remedy and f.severity == "error" for f in caught.value.findings)
+
+
+def test_names_in_functions_are_text() -> None:
+    whole = model(helper.make_node("F", ["x"], ["out"], domain="own"))
+    imports = [helper.make_opsetid("", 21)]
+    whole.functions.append(helper.make_function("own", "F", ["x"], ["y"], [node("Selu", "x", qqqq=1.0)], imports))
+    whole.opset_import.append(helper.make_opsetid("own", 1))
+    damaged = onnx.ModelProto.FromString(whole.SerializeToString().replace(b"qqqq", b"\xff\xff\xff\xff"))
+    with pytest.raises(ModelError, match=r"the name .* is not UTF-8; the file is damaged"):
+        load_model(damaged)
 
 
 def stored_twice(**more: Any) -> TensorProto:

@@ -28,7 +28,7 @@ from gradgraph.passes.normal.spelling.recurrent_layers import write_recurrent
 from gradgraph.passes.normal.spelling.repair import repair
 from gradgraph.passes.normal.spelling.sequence_maps import write_maps
 from gradgraph.passes.normal.spelling.sequences import resolve_sequences
-from gradgraph.passes.normal.validating.consistent import check_consistent, check_forms, check_sizes
+from gradgraph.passes.normal.validating.consistent import check_consistent, check_inlined, check_inputs, check_sizes
 from gradgraph.passes.normal.weights.verdicts import judge_weights
 from gradgraph.passes.rewrites import Rewrite, run
 
@@ -40,8 +40,12 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
     return (
         Rewrite(write_one_domain, "later passes support only one of the two names of ONNX's domain"),
         Rewrite(make_names_unique, "findings refer to nodes by name, and inference to values by name"),
-        Rewrite(inline_functions, "nodes of functions are handled like all others", then=(make_names_unique,)),
-        Rewrite(check_forms, "later passes rely on inputs and attributes being present"),
+        Rewrite(
+            inline_functions,
+            "nodes of functions are handled like all others; their attributes may come from the call",
+            then=(make_names_unique, check_inlined),
+        ),
+        Rewrite(check_inputs, "all types that nodes do not compute must be known before they are inferred"),
         Rewrite(gather, "later passes look for constant conditions and weights among the initializers"),
         Rewrite(convert_old, "ONNX infers few types and shapes before opset 7"),
         Rewrite(take_known_branches, "tensors of a dead branch are not weights, and its sizes do not matter"),

@@ -7,7 +7,6 @@ domains are accepted. The numbers of weights are not read.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -15,8 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import Finding, shown
-from gradgraph.graph.checks import beyond_limits, describe, has_bodies, refuse_any, subgraphs
-from gradgraph.graph.node_forms import call_in_memory, form_findings, values_in_memory
+from gradgraph.graph.checks import beyond_limits, describe, has_bodies, malformed_nodes, refuse_any, subgraphs
 from gradgraph.graph.schemas import Formal, Signature, signature
 from gradgraph.graph.shapes import OPSET, objects, recorded_shape
 from gradgraph.passes.normal.edit import nodes_of
@@ -30,18 +28,14 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
-def check_forms(model: ir.Model) -> None:
-    """Raise ModelError unless the nodes of ``model`` are well-formed calls of their operators (``graph.node_forms``).
-
-    Graph inputs must also have element types, and an initializer must have the type of its data.
-    """
-    refuse_any(itertools.chain(_input_findings(model.graph), _form_findings(model)))
+def check_inlined(model: ir.Model) -> None:
+    """Raise ModelError unless nodes are well-formed calls of their operators, with the attributes of inlined calls."""
+    refuse_any(malformed_nodes(model))
 
 
-def _form_findings(model: ir.Model) -> Iterator[Finding]:
-    for node, opset in _standard_nodes(model):
-        subject, values = functools.partial(describe, node), functools.partial(values_in_memory, node)
-        yield from form_findings(subject, call_in_memory(node, opset), values)
+def check_inputs(model: ir.Model) -> None:
+    """Raise ModelError unless graph inputs have element types, and initializers among them the type of their data."""
+    refuse_any(_input_findings(model.graph))
 
 
 def check_consistent(model: ir.Model) -> None:
