@@ -55,7 +55,7 @@ from gradgraph.frontend.loss import LIKE_PREDICTION, Spec, Target, named, reduce
 from gradgraph.frontend.metric_sums import Better, Reads, Sums
 from gradgraph.frontend.metric_sums import metric as add_metric
 from gradgraph.frontend.module import Module
-from gradgraph.graph import schemas, shapes, signatures
+from gradgraph.graph import schemas, shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine import custom_ops
 from gradgraph.optim.schedules import schedule as add_schedule
@@ -415,7 +415,6 @@ def operator(
     if onnx.defs.has(op_type, domain=domain):
         onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
     onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape))
-    signatures.known_signature.cache_clear()
     schemas.forget_schemas()
     if reference is not None:
         use_kernel(reference)
@@ -506,7 +505,7 @@ class _Inference:
         found = self._shapes(context, given)
         for i in range(context.get_num_outputs()):
             type_str = self.outputs[min(i, len(self.outputs) - 1)].rstrip("?*")
-            fixed = signatures.FIXED_TYPES.get(type_str)
+            fixed = schemas.FIXED_TYPES.get(type_str)
             element = int(fixed) if fixed is not None else elements.get(type_str)
             if element is not None:
                 dims = found[i] if i < len(found) else None

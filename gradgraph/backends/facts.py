@@ -40,11 +40,11 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import captures
 from gradgraph.backends.static_facts import is_derived
 from gradgraph.graph.checks import has_bodies
+from gradgraph.graph.nodes import plain
 from gradgraph.graph.prune import is_wanted
-from gradgraph.graph.schemas import Signature, signature
+from gradgraph.graph.schemas import Signature, default_attributes, signature
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import OPSET, Shape, is_static, small_constant
-from gradgraph.graph.signatures import known_signature
 from gradgraph.rules.registry import attributes, key_of
 
 Facts = frozenset[str]
@@ -89,8 +89,7 @@ def _type_variable(schema: Signature | None, i: int, outputs: bool) -> str | Non
 
 def _attribute_facts(node: ir.Node) -> Iterator[str]:
     """Yield facts about attributes (values, differences from defaults, parity, sign), and ``captures`` for bodies."""
-    known = known_signature(node.op_type, key_of(node)[0])
-    defaults: dict[str, Any] = {} if known is None else known.defaults
+    defaults = plain(default_attributes(node.op_type, OPSET, key_of(node)[0]))
     for name, value in attributes(node).items():
         if name in _OF_TYPES or isinstance(value, ir.Graph):
             continue

@@ -8,8 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.graph.shapes import Shape, record_shape
-from gradgraph.graph.signatures import attributes_without_schema
 
 CONTRIB = "com.microsoft"
 BLOCKED = "com.microsoft.nchwc"  # channels in blocks of b: [N, C/b, *space, b]; the kernels of onnxruntime's own Conv

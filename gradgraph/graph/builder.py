@@ -21,10 +21,10 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import mark_constant
+from gradgraph.graph.schemas import FIXED_TYPES, Signature
 from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shape_inference import shape_of, source_of_open_rank
-from gradgraph.graph.shapes import OPSET, Shape
-from gradgraph.graph.signatures import FIXED_TYPES, Signature, signature
+from gradgraph.graph.shapes import OPSET, Shape, emitted
 
 if TYPE_CHECKING:
     from gradgraph.graph.typed_operators import OperatorCalls
@@ -208,7 +208,7 @@ class Builder(OperatorCalls):
         Pass ``None`` for an absent optional input; an attribute that is ``None`` is omitted. ``name`` is the name of
         the (first) output.
         """
-        sig = signature(op_type, domain)
+        sig = emitted(op_type, domain)
         operands = self._operands(sig, inputs)
         attrs = {k: v for k, v in attrs.items() if v is not None} if attrs else attrs
         if outputs == 1 and domain == "" and not name and op_type in shapes.FOLDS:
@@ -216,7 +216,7 @@ class Builder(OperatorCalls):
             if folded is not None:
                 return self.const(folded)
         # onnxruntime's Split counts its inputs, including absent ones; Loop always has two
-        while len(operands) > sig.fewest and operands[-1] is None:
+        while len(operands) > sig.least and operands[-1] is None:
             operands.pop()
         values = [None if v is None else v.value for v in operands]
         node = ir.Node(
@@ -249,7 +249,7 @@ class Builder(OperatorCalls):
         out = node.outputs[i]
         if not out.name:
             attrs = {a.name: a for a in node.attributes.values()}
-            dtype = dtype or signature(node.op_type, node.domain).output_dtypes(node.inputs, attrs, i + 1)[i]
+            dtype = dtype or emitted(node.op_type, node.domain).output_dtypes(node.inputs, attrs, i + 1)[i]
             out.name = self.fresh(f"{y.value.name}:{i}")
             out.type = None if dtype is None else ir.TensorType(dtype)
         return Var(self, out)

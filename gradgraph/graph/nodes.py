@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import onnx_ir as ir
 
 
@@ -37,3 +40,8 @@ def read_once(value: ir.Value, reader: ir.Node) -> bool:
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
+
+
+def plain(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
+    """Return the values of ``attributes`` by name, as Python values; tensors and graphs unchanged."""
+    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in attributes.items()}

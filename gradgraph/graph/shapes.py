@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.errors import ModelError
 from gradgraph.graph.ranks import MOST_AXES, axes_of
-from gradgraph.graph.schemas import schema_of
+from gradgraph.graph.schemas import Signature, schema_of, signature
 
 OPSET = 21  # the opset of the normal form: the newest for which stock onnxruntime has all of its CPU kernels
 IR_VERSION = 10
@@ -25,6 +26,18 @@ IR_VERSION = 10
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 Unknown = TypeVar("Unknown", int, None)
+
+
+def emitted(op_type: str, domain: str = "") -> Signature:
+    """Return the signature of an operator at OPSET.
+
+    Raises:
+        ModelError: if the operator is not in the schemas.
+    """
+    found = signature(op_type, OPSET, domain)
+    if found is None:
+        raise ModelError(f"ONNX opset {OPSET} has no operator {domain + '.' if domain else ''}{op_type}")
+    return found
 
 
 def recorded_shape(value: ir.Value | None) -> Shape | None:

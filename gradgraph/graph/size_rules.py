@@ -12,8 +12,7 @@ from gradgraph.errors import ModelError
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import WITH_BODIES, subgraphs
 from gradgraph.graph.nodes import input_at
-from gradgraph.graph.schemas import schema_of, signature
-from gradgraph.graph.signatures import FIXED_TYPES
+from gradgraph.graph.schemas import FIXED_TYPES, schema_of, signature
 from gradgraph.graph.size_context import PLAIN, Context
 from gradgraph.graph.size_rules_of_operators import OWN, enter
 

@@ -23,8 +23,8 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.graph.scoped_names import DOMAIN as DOMAIN
-from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.registry import Case
 
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them

@@ -35,7 +35,9 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_detached
-from gradgraph.graph.signatures import known_signature
+from gradgraph.graph.nodes import plain
+from gradgraph.graph.schemas import default_attributes
+from gradgraph.graph.shapes import OPSET
 
 Gradients = Sequence[Var | None]
 Emit = Callable[..., Gradients]
@@ -280,7 +282,4 @@ def key_of(node: ir.Node) -> Key:
 
 def attributes(node: ir.Node) -> dict[str, Any]:
     """Return the attributes of a node, including schema defaults, as Python values (tensors and graphs unchanged)."""
-    known = known_signature(node.op_type, key_of(node)[0])
-    defaults = {} if known is None else known.defaults
-    own = {a.name: list(a.value) if isinstance(a.value, tuple) else a.value for a in node.attributes.values()}
-    return defaults | own
+    return plain({**default_attributes(node.op_type, OPSET, key_of(node)[0]), **node.attributes})

@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from gradgraph.graph.shapes import IR_VERSION, OPSET
-from gradgraph.graph.signatures import signature
+from gradgraph.graph.shapes import IR_VERSION, OPSET, emitted
 from gradgraph.rules.composites.table import COMPOSITES
 from gradgraph.rules.registry import Case, Draw, Point, Rule
 from gradgraph.transforms import vjp
@@ -112,7 +111,7 @@ def trial(
 
 def _type_of(rule: Rule, i: int) -> str:
     """Return the type of input ``i`` in the operator's schema; "" for a composite."""
-    return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
+    return "" if rule.op_type in COMPOSITES else emitted(rule.op_type, rule.domain).input_type(i)
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:

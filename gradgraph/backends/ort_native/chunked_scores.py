@@ -20,9 +20,9 @@ from gradgraph.autodiff.after import after, turn_after
 from gradgraph.backends.ort_native import library
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes, record_shape, small_constant
-from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of

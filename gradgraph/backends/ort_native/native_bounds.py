@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.conv.conv_fusions import clip_bounds
 from gradgraph.backends.ort_native import library
-from gradgraph.graph.signatures import attributes_without_schema
+from gradgraph.graph.schemas import attributes_without_schema
 
 ANY = math.inf
 # values of the attribute ``activation``: no activation; Clip, with gradients at its bounds; Relu, without one at 0

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.graph.shapes import small_constant
-from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.registry import attributes, key_of
 
 FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import UNNAMED, WITH_BODIES, describe, has_bodies, subgraphs
-from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.nodes import is_standard, plain
 from gradgraph.graph.prune import detach
 from gradgraph.graph.prune import is_wanted as is_wanted
 
@@ -176,7 +176,7 @@ def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
 
 def attributes(node: ir.Node) -> dict[str, Any]:
     """Return the attributes of ``node`` as Python values, by name."""
-    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
+    return plain(node.attributes)
 
 
 def names_of(model: ir.Model) -> Iterator[str]:

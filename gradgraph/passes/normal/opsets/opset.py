@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph.constant_nodes import set_ir_version
+from gradgraph.graph.schemas import signature
 from gradgraph.graph.shapes import IR_VERSION, OPSET
-from gradgraph.graph.signatures import known_signature
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.opsets import downgrade, upgrade
 
@@ -62,7 +62,7 @@ def convert(editor: Editor, node: ir.Node, opset: int) -> None:
 
 def _record_types(node: ir.Node) -> None:
     """Record element types of outputs that are known by now; converters of later nodes read them."""
-    schema = known_signature(node.op_type)
+    schema = signature(node.op_type, OPSET)
     tensors_only = all(v is None or isinstance(v.type, ir.TensorType) for v in node.inputs)
     if node.graph is None or schema is None or not tensors_only:
         return
