@@ -99,3 +99,13 @@ def infer_node(node: ir.Node) -> None:
     if all(v is None or v.type is not None for v in node.inputs):
         Rules().infer_node(node)
     infer_beyond_onnx(node)
+
+
+def infer_nodes(nodes: Iterable[ir.Node], opset: int) -> None:
+    """Record types and shapes of the outputs of ``nodes``, in topological order; ``opset`` is their default version."""
+    rules = Rules(opset=opset)
+    for node in nodes:
+        if not node.domain and all(v is None or v.type is not None for v in node.inputs):
+            rules.infer_node(node)
+            infer_beyond_onnx(node)
+    rules.take_back()

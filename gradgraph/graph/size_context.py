@@ -30,8 +30,8 @@ _SYMBOL = ir.SymbolicDim
 class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has no types
     """A context for rules: with a model, unknown sizes get names; without one, for single nodes, they stay unknown."""
 
-    def __init__(self, model: ir.Model | None = None) -> None:
-        super().__init__({"": shapes.OPSET, **({} if model is None else model.opset_imports)})
+    def __init__(self, model: ir.Model | None = None, opset: int = shapes.OPSET) -> None:
+        super().__init__({"": opset, **({} if model is None else model.opset_imports)})
         self._named = model is not None
         self._numbers = itertools.count()
         self._formulas: dict[str, ir.SymbolicDim] = {}

@@ -40,8 +40,8 @@ _broadcast._broadcast_dim = _broadcast_dim
 class Rules(Context):
     """A run of shape and type inference."""
 
-    def __init__(self, model: ir.Model | None = None) -> None:
-        super().__init__(model)
+    def __init__(self, model: ir.Model | None = None, opset: int = shapes.OPSET) -> None:
+        super().__init__(model, opset)
         self.failed: list[tuple[ir.Node, Exception]] = []
 
     def infer_model(self, model: ir.Model, every: bool = False) -> None:
@@ -55,13 +55,17 @@ class Rules(Context):
         try:
             self._infer_graph(model.graph, every)
         finally:
-            for value in self.lent:
-                value.const_value = None
+            self.take_back()
             for value, tensor in overridable.items():
                 value.const_value = tensor
             back = {alias: name for name, alias in plain.items()}
             _rename(values_of(model) if back else (), lambda name: back.get(name, name))
             _rename(named if back else (), lambda name: back.get(name, name))
+
+    def take_back(self) -> None:
+        """Remove the elements of computed values, which rules have read as constants."""
+        for value in self.lent:
+            value.const_value = None
 
     def _infer_graph(self, graph: ir.Graph, every: bool) -> None:
         for value in graph.inputs:

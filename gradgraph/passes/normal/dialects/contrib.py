@@ -16,12 +16,11 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import describe
-from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.shape_inference import infer_nodes, shape_of
 from gradgraph.graph.shapes import OPSET, as_dims
 from gradgraph.graph.size_context import is_generated
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
 from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
-from gradgraph.passes.normal.functions.function_bodies import infer_types
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
 
 DOMAIN = "com.microsoft"
@@ -65,7 +64,7 @@ def decompose(model: ir.Model) -> bool:
                 for value in new.outputs:
                     shape_of(value)  # infers the shape again: an earlier call recorded it as unknown
         elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
-            infer_types([node], node.version or opset)
+            infer_nodes([node], opset)
     _forget_unused_domains(model)
     return True
 

@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shape_inference import infer_nodes
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.dialects.contrib import fused
 from gradgraph.passes.normal.edit import graph_of
-from gradgraph.passes.normal.functions.function_bodies import infer_types
 from gradgraph.passes.normal.functions.inline import applied
 from gradgraph.passes.normal.opsets.attention_formula import Masks, attend
 
@@ -49,7 +49,7 @@ def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[V
         nodes, copies = applied(body, [x.value], functools.partial(op.fresh_in, node.name or ""))
         for new in nodes:
             new.version = new.version or opset
-        infer_types(nodes, opset)
+        infer_nodes(nodes, opset)
         op.nodes.extend(nodes)
         result = op.wrap(copies[body.outputs[0]])
         if result.value.type is None:

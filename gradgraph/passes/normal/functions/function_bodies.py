@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import inputs_of
 from gradgraph.graph.schemas import Schema, default_attributes, schema_of
-from gradgraph.graph.shapes import (
-    FAILURES,
-    OPSET,
-    infer_beyond_onnx,
-    record_shape,
-    recorded_shape,
-    shape_of_type,
-    types_by_schema,
-)
-from gradgraph.graph.size_context import better
+from gradgraph.graph.shape_inference import infer_nodes
+from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.functions.inline import instantiate
 
 
@@ -62,7 +52,7 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
     version = function.opset_imports[""]
     for new in nodes:
         new.version = version
-    infer_types(nodes, version)
+    infer_nodes(nodes, version)
     op.nodes.extend(nodes)
     results = dict(zip((v.name for v in function.outputs), outputs, strict=True))
     return tuple(op.wrap(results.get(p.name)) for p in schema.outputs[: len(node.outputs)])
@@ -93,29 +83,3 @@ def _with_defaults(node: ir.Node, opset: int) -> onnx.NodeProto:
     defaults = default_attributes(node.op_type, opset)
     proto.attribute.extend(ir.to_proto(a) for name, a in defaults.items() if name not in node.attributes)
     return proto
-
-
-def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
-    """Record types and shapes of the outputs of ``nodes``, in topological order."""
-    for node in nodes:
-        typed = all(v.type is not None for v in inputs_of(node))
-        if node.domain or not typed or schema_of(node.op_type, opset) is None:
-            continue
-        try:
-            found = types_by_schema(node, [recorded_shape(v) for v in node.inputs], opset, _stored_data)
-        except FAILURES:
-            continue
-        for value in node.outputs:
-            if value.name in found:
-                value.type = ir.serde.deserialize_type_proto_for_type(found[value.name])
-                new, old = shape_of_type(found[value.name]), recorded_shape(value)
-                if new is not None and old is not None and len(old) == len(new):  # keep sizes that are already known
-                    new = tuple(better(a, b) for a, b in zip(old, new, strict=True))
-                record_shape(value, new)
-        infer_beyond_onnx(node)
-
-
-def _stored_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
-    """Return the small constant inputs of ``node`` by name: initializers, and outputs of Constant nodes."""
-    stored = [(v.name or "", v.const_value) for v in inputs_of(node)]
-    return {name: ir.to_proto(tensor) for name, tensor in stored if tensor is not None and tensor.size <= 64}
