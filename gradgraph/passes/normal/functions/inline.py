@@ -1,4 +1,7 @@
-"""Pass: inline calls of model-local functions."""
+"""Pass: inline calls of model-local functions.
+
+onnx-ir's own pass is not used: it rejects functions of another opset than the model's, and graphs as attributes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pass: make every constant an initializer of the main graph."""
+"""Pass: make every constant an initializer of the main graph.
+
+onnx-ir's own pass is not used: it leaves constants of bodies in the bodies, and does not mark them.
+"""
 
 from __future__ import annotations
 

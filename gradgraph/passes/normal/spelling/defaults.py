@@ -1,4 +1,7 @@
-"""Pass: set every attribute that has a default and is absent."""
+"""Pass: set every attribute that has a default and is absent.
+
+onnx-ir's own pass is not used: it omits defaults that depend on the rank, and writes ``auto_pad``.
+"""
 
 from __future__ import annotations
 

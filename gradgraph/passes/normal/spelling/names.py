@@ -1,4 +1,7 @@
-"""Pass: give every node and value a unique name."""
+"""Pass: give every node and value a unique name.
+
+onnx-ir's own pass is not used: it allows equal names in different bodies, whose nodes may move to one graph.
+"""
 
 from __future__ import annotations
 
