@@ -8,9 +8,11 @@ calls.
 from __future__ import annotations
 
 import functools
+import graphlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -155,28 +157,25 @@ def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
     """Raise ModelError if the nodes of ``graph`` form a cycle, including cycles through values that subgraphs read."""
     if in_order(graph):
         return
-    waits: dict[ir.Node, int] = {}
-    readers: dict[ir.Node, list[ir.Node]] = {}
-    nodes = list(graph)
-    members = set(nodes)
-    for node in nodes:
-        sources = {p for v in _reads(node) if (p := v.producer()) is not None and p in members}
-        waits[node] = len(sources)
-        for source in sources:
-            readers.setdefault(source, []).append(node)
-    ready = [node for node in nodes if not waits[node]]
-    done = 0
-    while ready:
-        node = ready.pop()
-        done += 1
-        for reader in readers.get(node, ()):
-            waits[reader] -= 1
-            if not waits[reader]:
-                ready.append(reader)
-    if done < len(nodes):
-        names = _cycle({n for n in nodes if waits[n]})
-        words = f"has a cycle through {' -> '.join(names)}"
+    members = set(graph)
+    makers = {node: [p for v in _reads(node) if (p := v.producer()) in members] for node in graph}
+    if ring := _ring(makers):
+        words = f"has a cycle through {_chain(shown(n.name or n.op_type) for n in ring)}"
         raise refused(Finding("the graph", words, "", "a node must not depend on itself"))
+
+
+def _ring(before: Mapping[Any, Iterable[Any]]) -> list[Any]:
+    """Return a cycle of items, each of which is ``before`` the next, from an item to itself; empty if there is none."""
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _chain(names: Iterable[str]) -> str:
+    quoted = [f"'{name}'" for name in names]
+    return " -> ".join(quoted if len(quoted) <= 6 else [*quoted[:3], "…", *quoted[-2:]])
 
 
 def in_order(graph: ir.Graph | ir.Function) -> bool:
@@ -222,19 +221,6 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield attr.as_graph()
         elif attr.type == ir.AttributeType.GRAPHS:
             yield from attr.as_graphs()
-
-
-def _cycle(stuck: set[ir.Node]) -> list[str]:
-    """Return the quoted names of one cycle among ``stuck``, nodes that each read another one in ``stuck``."""
-    node = next(iter(stuck))
-    path: dict[ir.Node, None] = {}
-    while node not in path:
-        path[node] = None
-        node = next(p for v in _reads(node) if (p := v.producer()) in stuck and p is not None)
-    walk = list(path)
-    ring = [*walk[walk.index(node) :], node][::-1]
-    names = [f"'{shown(n.name or n.op_type)}'" for n in ring]
-    return names if len(names) <= 6 else [*names[:3], "…", *names[-2:]]
 
 
 def describe(node: ir.Node) -> str:
@@ -286,37 +272,18 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
 # --- calls of model-local functions ---------------------------------------------------------------------
 
 
-def _check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[FunctionId]) -> None:
+def _check_calls(functions: Mapping[FunctionId, Collection[FunctionId]], main: Iterable[FunctionId]) -> None:
     """Raise ModelError if functions are recursive, or inlining them would exceed NODE_LIMIT nodes."""
+    inner = {root: [call for call in calls if call in functions] for root, calls in functions.items()}
+    if ring := _ring(inner):
+        words = f"call each other in a cycle: {_chain(shown(name) for _, name, _ in reversed(ring))}"
+        raise refused(Finding("functions", words, "", "ONNX functions must not be recursive"))
     sizes: dict[FunctionId, int] = {}
-    for root in functions:
-        _measure(root, functions, sizes)
+    for root in graphlib.TopologicalSorter(inner).static_order():
+        sizes[root] = sum(sizes.get(call, 1) for call in functions[root])
     total = sum(sizes.get(call, 1) for call in main)
     if total > NODE_LIMIT:
         count = f"{total:,}" if total < 10**12 else f"more than 10**{len(str(total)) - 1}"
         words = f"would expand it to {count} nodes"
         expected = f"the limit is {NODE_LIMIT:,}"
         raise refused(Finding("inlining the model's functions", words, expected, "the file is damaged or malicious"))
-
-
-def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], sizes: dict[FunctionId, int]) -> None:
-    """Record in ``sizes`` the number of nodes after inlining of ``root`` and of each function reachable from it."""
-    path: dict[FunctionId, Iterator[FunctionId]] = {}
-    stack = [root]
-    while stack:
-        top = stack[-1]
-        if top in sizes:
-            stack.pop()
-            continue
-        calls = path.setdefault(top, iter(functions[top]))
-        below = next((c for c in calls if c in functions and c not in sizes), None)
-        if below is None:
-            sizes[top] = sum(sizes.get(call, 1) for call in functions[top])
-            del path[top]
-        elif below in path:
-            ring = [*stack[stack.index(below) :], below]
-            names = [f"'{shown(name)}'" for _, name, _ in (ring if len(ring) <= 6 else [*ring[:3], *ring[-2:]])]
-            words = f"call each other in a cycle: {' -> '.join(names)}"
-            raise refused(Finding("functions", words, "", "ONNX functions must not be recursive"))
-        else:
-            stack.append(below)
