@@ -218,7 +218,7 @@ class ReplicationPad2d(_Pad):
 
 
 class ConstantPad2d(_Pad):
-    """One value around the last two dimensions: (left, right, top, bottom)."""
+    """Padding of the last two dimensions with one value: (left, right, top, bottom)."""
 
     mode = "constant"
 

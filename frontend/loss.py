@@ -41,7 +41,7 @@ class Spec(NamedTuple):
         axes: for each axis of the target, the axis of the first output that has equal length; None if there is none.
         classes: the number of classes, for class indices.
         ignore_index: the label that is ignored, for class indices.
-        most: the largest valid number, or the name of a symbolic size; valid numbers are in [0, most].
+        most: the maximum valid number, or the name of a symbolic size; valid numbers are in [0, most].
         counted_by: the name of the target that contains the number of valid entries in each row, if any.
         padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """

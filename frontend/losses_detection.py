@@ -252,7 +252,7 @@ def ssd_loss(
         priors: ``[A, 4]``, the model's prior boxes in the order of its outputs: centre x, centre y, width and height
             relative to the image.
         variances: v₀ of centres and v₁ of sides; ``(1, 1)`` if the model has none.
-        positive: the least IoU of a matched prior.
+        positive: the minimum IoU of a matched prior.
         negatives: the number of background priors for each matched prior.
         beta: the difference at which smooth L1 changes from quadratic to linear.
         box_weight: the factor of the smooth L1.
@@ -319,7 +319,7 @@ def fcos_loss(
         labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.
         image_size, strides: the arguments of ``gradgraph.vision.points``, which must return the points in the order of
             the model's outputs.
-        radius: the largest distance from the centre of the object, in strides.
+        radius: the maximum distance from the centre of the object, in strides.
         alpha, gamma: the parameters of the focal loss.
         box_weight: the factor of the term of boxes.
     """

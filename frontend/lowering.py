@@ -136,7 +136,7 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
         return [(path or "output", value) for path, value in given.items()]
     if len(names) != len(given) or len(set(names)) != len(names):
         raise ModelError(
-            f"forward returned {counted(len(given), 'tensor')}; outputs must be as many different names, not "
+            f"forward returned {counted(len(given), 'tensor')}; pass the same number of different output names, not "
             f"{listed(names)}"
         )
     return list(zip(names, given.values(), strict=True))

@@ -144,7 +144,7 @@ class Text:
         return [str(loop.sizes[i]) for i in self._varying(key)]
 
     def _varying(self, key: str) -> list[int]:
-        """Return the numbers of the size tokens whose values differ between the loops with this text."""
+        """Return the indices in ``sizes`` at which the loops with the text ``key`` differ."""
         loops = self._loops[key]
         return [i for i in range(len(loops[0].sizes)) if len({loop.sizes[i] for loop in loops}) > 1]
 

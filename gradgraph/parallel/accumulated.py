@@ -22,7 +22,7 @@ def adds_up_here(step: Step) -> bool:
 
 
 def always_due(step: Step) -> Step:
-    """Return ``step`` with an apply.onnx that updates the weights in every run, without accumulation's condition."""
+    """Return ``step`` with an apply.onnx that updates the weights in every run, regardless of accumulation."""
     apply = copied(step.separate["apply"])
     graph = apply.graph
     nodes, due = list[onnx.NodeProto](), set[str]()

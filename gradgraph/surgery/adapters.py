@@ -147,7 +147,7 @@ def put_all(
 
 
 def rested(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Return copies of the adapters that are marked as not trained."""
+    """Return copies of the adapters, marked as not trained."""
     return [replace(a, trained=False) for a in adapters]
 
 

@@ -68,7 +68,7 @@ def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: boo
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Return disagreements if even axes are unknown, then if odd ones are: operands have different known axes."""
+    """Return disagreements with only even axes unknown, then only odd ones, so that known axes differ by operand."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 

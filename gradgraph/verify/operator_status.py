@@ -75,7 +75,7 @@ def status(key: Key) -> str:
 
 
 def _reason(key: Key) -> str:
-    """Return why an operator, or for a fused operator the ONNX operator, has no gradient; "" if it has one."""
+    """Return the reason why an operator (or the ONNX operator that it fuses) has no gradient; "" if it has one."""
     return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
 
 

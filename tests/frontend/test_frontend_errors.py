@@ -116,7 +116,7 @@ def test_export_refuses(name):
 
 
 def test_names_of_outputs_are_checked():
-    with pytest.raises(ModelError, match="outputs must be as many different names"):
+    with pytest.raises(ModelError, match="pass the same number of different output names"):
         export(lambda v: (v + 1, v + 2), X, outputs=["a", "a"])
     with pytest.raises(ModelError, match="'weight' names both an output and an input or parameter"):
         export(nn.Linear(8, 2), X, outputs=["weight"])

@@ -265,5 +265,5 @@ def test_one_name_is_a_list_of_it() -> None:
     def two(x: gg.frontend.Tensor) -> tuple[gg.frontend.Tensor, ...]:
         return x + 1, x * 2
 
-    with pytest.raises(gg.errors.ModelError, match="2 tensors; outputs must be as many different names, not 'ab'"):
+    with pytest.raises(gg.errors.ModelError, match="pass the same number of different output names, not 'ab'"):
         gg.frontend.export(two, {"x": ("batch", 2)}, outputs="ab")

@@ -18,7 +18,7 @@ LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "Less
 
 
 def reshape_numbers(model: ir.Model) -> None:
-    """Reshape scalars to the rank of tensors with a last axis of size 1, where combined, once per rank and graph."""
+    """Reshape each scalar that is combined with a tensor whose last axis has size 1 to the rank of the tensor."""
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:

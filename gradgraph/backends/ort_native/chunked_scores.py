@@ -243,9 +243,9 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """Return ``value``, an input shared by all rows; a vector if it has over two axes and ``node`` is elementwise.
+    """Return ``value``, an input that all rows share, or None if ``node`` omits it.
 
-    None if ``value`` is None.
+    For an elementwise ``node``, a tensor of more than two axes becomes a vector of the length of its last axis.
     """
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2

@@ -95,7 +95,7 @@ def _read(document: Any) -> dict[str, Any] | None:
 
 
 def _of_timm(fields: Fields) -> dict[str, Any]:
-    """Return the arguments for a ``pretrained_cfg``, as ``timm.data.create_transform`` reads it for evaluation."""
+    """Return the arguments of ``image_folder`` for a ``pretrained_cfg``, as timm reads it for evaluation."""
     _, height, width = _numbers(fields, "input_size", 3)
     size = (int(height), int(width))
     share, mode = fields.number("crop_pct", 0.875), fields.text("crop_mode", "center")
@@ -110,7 +110,7 @@ def _of_timm(fields: Fields) -> dict[str, Any]:
 
 
 def _of_processor(fields: Fields) -> dict[str, Any]:
-    """Return the arguments for the configuration of an image processor of ``transformers``."""
+    """Return the arguments of ``image_folder`` for the configuration of an image processor of ``transformers``."""
     mobile = fields.text("image_processor_type", fields.text("feature_extractor_type", "")).startswith("MobileViT")
     flips = fields.flag("do_flip_channel_order", False)
     if flips and not mobile:  # others do not define its order relative to the mean
@@ -135,7 +135,7 @@ def _of_processor(fields: Fields) -> dict[str, Any]:
 
 
 def _size(fields: Fields) -> dict[str, Any]:
-    """Return the arguments for the image size, and for the shorter side before a center crop."""
+    """Return the arguments of ``image_folder`` for the size, and for the shorter side before a center crop."""
     kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "without a type"))
     size, crop = fields.value("size"), fields.value("crop_size")
     crops = fields.flag("do_center_crop", False)

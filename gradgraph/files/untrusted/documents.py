@@ -231,7 +231,7 @@ class Fields:
         return tuple(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the number at ``key``, at most LARGEST_NUMBER, whose square is finite in float32."""
+        """Return the number at ``key``; its magnitude is limited so that its square is finite in float32."""
         value = self._given(key, default)
         if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
             raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")

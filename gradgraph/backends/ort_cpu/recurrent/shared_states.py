@@ -350,9 +350,9 @@ def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) 
 def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
     """Write the forward loop of a GRU: ``h' = n + z (h − n)``.
 
-    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; otherwise ``n = tanh(x + R (r h))``. Saved values
-    are the factors of dh for the gates' recurrent parts, for n's input, and for h; without linear_before_reset also r
-    and r h.
+    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; otherwise ``n = tanh(x + R (r h))``. The saved
+    values are the factors by which dh is multiplied to get the gradients of the gates' recurrent parts, of n's input,
+    and of h; without linear_before_reset, also r and r h.
     """
     op, at, after = layer.op, layer.at, bool(layer.attrs["linear_before_reset"])
     Rs, Rn = map(at.weight, layer.cut(layer.s.R, 2, 1))

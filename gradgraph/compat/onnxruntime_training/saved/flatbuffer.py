@@ -48,7 +48,7 @@ class _Reader:
         self._left = len(content)  # tables and elements that may still be read: at most as many as there are bytes
 
     def value(self, at: int, kind: str) -> Any:
-        """Return the scalar at ``at``, or what the offset there refers to."""
+        """Return the scalar at ``at``, or the object to which the offset at ``at`` points."""
         here = Table(self._content, at)
         if kind in _SCALARS:
             return here.Get(_SCALARS[kind], at)
@@ -70,7 +70,7 @@ class _Reader:
         return {name: self.value(table.Pos + p, kind) for p, (name, kind) in zip(places, fields, strict=True) if p}
 
     def _spend(self, count: int) -> None:
-        """Count ``count`` more tables or elements as read; raise DamagedError if there are more than bytes in the file.
+        """Count ``count`` more tables or elements as read; raise DamagedError if the total exceeds the file size.
 
         Tables may be shared, so a malicious file could expand without this limit.
         """

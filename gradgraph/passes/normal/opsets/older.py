@@ -249,7 +249,7 @@ def grid_sample(node: ir.Node) -> str | None:
 
 @until(20, "DFT")
 def dft(node: ir.Node) -> str | None:
-    """Convert the axis input to an attribute; return why if that is impossible, else None."""
+    """Convert the axis input to an attribute; return the reason if that is impossible, else None."""
     axis = constant_of(input_at(node, 2))
     if input_at(node, 2) is not None and axis is None:
         return "has a computed axis, which only opset 20 can express"

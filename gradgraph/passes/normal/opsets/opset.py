@@ -41,7 +41,11 @@ def convert_below(model: ir.Model, least: int) -> bool:
 
 
 def convert_old(model: ir.Model) -> bool:
-    """Convert nodes of opset 1-6, with types inferred one by one at opset 21; return True if there were any."""
+    """Convert a model with nodes of opset 1 to 6; return True if there were any.
+
+    ONNX cannot infer the types of all operators of these opsets, so each node's types are inferred after its
+    conversion.
+    """
     opset = model.opset_imports.get("", OPSET)
     oldest = min([opset, *(n.version or opset for n in nodes_of(model) if n.domain == "")])
     return oldest < upgrade.FULLY_INFERRED and convert_to_opset(model)

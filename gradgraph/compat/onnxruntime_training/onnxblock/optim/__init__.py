@@ -23,7 +23,7 @@ class ClipGradNorm(blocks.Block):
     """Gradient clipping by the joint L2 norm of all gradients.
 
     Args:
-        max_norm: the largest norm.
+        max_norm: the maximum norm.
     """
 
     def __init__(self, max_norm: float) -> None:
