@@ -10,9 +10,8 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import FORCE, STORE, build_options, run_option
+from gradgraph.cli.options import FORCE, OUT, STORE, build_options, run_option
 from gradgraph.cli.recipe_command import RecipeCommand
-from gradgraph.cli.sections import placed
 from gradgraph.errors import BuildError
 from gradgraph.runs.spelled_build import SpelledBuild
 
@@ -20,9 +19,7 @@ from gradgraph.runs.spelled_build import SpelledBuild
 @click.command("build", cls=RecipeCommand)
 @click.argument("model", type=PATH)
 @build_options()
-@placed(
-    "output", "-o", "--out", type=PATH, key="step", default="step", show_default=True, help="The step folder to write."
-)
+@OUT
 @STORE
 @run_option("share_weights")
 @FORCE

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradgraph.building.option import TABLES, Option, Shell, default_of, option_of, spellings
+from gradgraph.building.option import TABLES, Shell, default_of, option_of, spellings
+from gradgraph.building.option import Option as FieldOption
 from gradgraph.cli.choices import BATCH_SIZE, PATH, Briefly, Suggested
 from gradgraph.cli.key_values import arguments, columns, groups, kinds, sizes
-from gradgraph.cli.sections import placed
+from gradgraph.cli.sections import Option
+from gradgraph.runs import run_recipes
 from gradgraph.runs.run_options import OPTIONS, Run
 from gradgraph.runs.spelled_build import SPELLINGS
 
@@ -50,8 +52,7 @@ def declared(shell: Shell, help: str = "", default: Any = None) -> Callable[[F],
         help: replaces its help text.
         default: the default if the help shows none.
     """
-    table = shell.of if shell.takes in TABLES else None
-    return placed(shell.section, *_flags(shell), key=shell.key, of=table, **_settings(shell, help, default))
+    return click.option(*_flags(shell), cls=Option, shell=shell, **_settings(shell, help, default))
 
 
 def _flags(shell: Shell) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ def options_of(kind: type[DataclassInstance]) -> Callable[[F], F]:
     return _all(_checked_option(spellings(kind)[f.name], one, default_of(f)) for f, one in known)
 
 
-def _checked_option(shell: Shell, option: Option, default: Any) -> Callable[[F], F]:
+def _checked_option(shell: Shell, option: FieldOption, default: Any) -> Callable[[F], F]:
     """Return a decorator that adds an option; a value of another kind raises ArgumentError with its flag."""
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -126,11 +127,7 @@ def _checked_option(shell: Shell, option: Option, default: Any) -> Callable[[F],
 
 reading_options = run_options("image", "tokenizer", "text", "sound")
 
-STORE = placed("output", "--store", type=click.Choice(["float32", "float16"]), default="float32", show_default=True,
-               help="Storage type of the weights. float16 halves the file; the weights are float32 again once the "
-                    "file is loaded.")  # fmt: skip
-
-
+STORE, OUT = declared(run_recipes.STORE), declared(run_recipes.OUT)
 CHECKPOINT = click.option(
     "--checkpoint",
     type=PATH,

@@ -1,33 +1,23 @@
-"""TOML recipes: the options of ``build`` and ``train`` in a file.
-
-Every option is a key in the table of its section (``gradgraph.cli.sections``). A recipe sets the defaults of
-options, so the command line overrides it, and types and ranges are checked in the same way.
+"""Commands that accept a recipe: it sets the defaults of options, so the command line overrides it, and ranges are
+checked in the same way.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
-from gradgraph.errors import shown, suggestion
+from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
-from gradgraph.files.untrusted.documents import toml_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runs.run_recipes import STDIN, Tables, moved, placed, shown_value, tables_of, written
+from gradgraph.runs.run_recipes import STDIN, Tables, read, tables_of, written
 
-COMMANDS = ("build", "train")
-LARGEST = 1 << 20  # bytes
 FROM_RECIPE = click.core.ParameterSource.DEFAULT_MAP
 
 
@@ -64,12 +54,11 @@ class RecipeCommand(Command):
         if not isinstance(given, str) or not (given == STDIN or given.lower().endswith(".toml")):
             return super().parse_args(ctx, args)
         try:
-            recipe = read(given, self)
-        except click.UsageError as error:
-            error.ctx = ctx
-            raise
+            recipe = read(given, self.name or "")
+        except ArgumentError as error:
+            raise click.UsageError(str(error), ctx) from None
         # a resumed run uses the current path of its folder, and does not overwrite files even if its recipe has force
-        ctx.default_map = recipe.defaults | ({} if run is None else {"run": run, "force": False})
+        ctx.default_map = recipe.values | ({} if run is None else {"run": run, "force": False})
         try:
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
@@ -120,147 +109,6 @@ def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
             ctx,
         )
     return str(Path(run) / RECIPE)
-
-
-# --- reading -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Given:
-    """The contents of a recipe, for one command.
-
-    Attributes:
-        model: the path of MODEL.
-        defaults: the values of options, by parameter name.
-        arguments: the tables of options with arguments, such as ``loss_option``, by parameter name.
-    """
-
-    model: Path | None
-    defaults: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def read(path: str, command: click.Command) -> Given:
-    """Return the contents of the recipe at ``path`` (or on stdin, for "-") for ``command``.
-
-    For ``build``, keys of options that only ``train`` has are ignored, and vice versa.
-
-    Raises:
-        UsageError: if the recipe cannot be read, or has an unknown key or a value of the wrong type.
-    """
-    tables = _load(path)
-    name = "stdin" if path == STDIN else path
-    folder = Path.cwd() if path == STDIN else Path(path).parent.absolute()
-    known = {other: _parameters(_command(other)) for other in COMMANDS}
-    every = {section: set[str]() for parameters in known.values() for section, _ in parameters}
-    for section, key in (place for parameters in known.values() for place in parameters):
-        every[section].add(key)
-    own = _parameters(command)
-    given = Given(None)
-    for section, keys in tables.items():
-        if section not in every or not isinstance(keys, dict):
-            raise click.UsageError(f"there is no table [{shown(section)}] in recipes ('{shown(name)}')"
-                                   f"{suggestion(section, every)}")  # fmt: skip
-        for key, value in keys.items():
-            if key not in every[section]:
-                raise click.UsageError(_unknown(section, key, name, every))
-            if parameter := own.get((section, key)):
-                _take(given, parameter, value, folder, f"[{section}] {key} in '{shown(name)}'")
-    if "path" not in tables.get("model", {}) and "start" not in given.defaults:
-        raise click.UsageError(f"'{shown(name)}' names no model; write path = \"model.onnx\" in its table [model]")
-    return given
-
-
-def _command(name: str) -> click.Command:
-    command: click.Command = importlib.import_module(f"gradgraph.cli.{name}").command
-    return command
-
-
-def _parameters(command: click.Command) -> dict[tuple[str, str], click.Parameter]:
-    """Return the parameters of a command that recipes may set, by table and key."""
-    return {(section, key_of(p)): p for p in command.params if (section := section_of(p))}
-
-
-def _load(path: str) -> Tables:
-    try:
-        if path == STDIN:
-            content = sys.stdin.buffer.read(LARGEST + 1)
-        else:
-            content = regular_bytes(path, LARGEST)
-    except UnreadableError as error:
-        raise click.UsageError(f"'{shown(path)}' cannot be read ({error}); give a recipe (.toml)") from None
-    if len(content) > LARGEST:
-        raise click.UsageError("the recipe is larger than 1 MiB; pass a recipe (.toml)")
-    try:
-        return toml_of(content)
-    except UnreadableError as error:
-        raise click.UsageError(f"'{shown(path)}' is not valid TOML: {error}") from None
-
-
-def _unknown(section: str, key: str, name: str, every: Mapping[str, set[str]]) -> str:
-    others = [other for other, keys in every.items() if key in keys]
-    there = f"; it belongs to [{others[0]}]" if others else suggestion(key, sorted(every[section]))
-    return f"there is no key '{shown(key)}' in the table [{section}] of recipes ('{shown(name)}'){there}"
-
-
-def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, where: str) -> None:
-    name = parameter.name or ""
-    if of_table(parameter) is not None:
-        given.arguments[name] = _arguments(name, value, folder, where)
-        return
-    converted = _checked(parameter, value, where)
-    if isinstance(parameter.type, click.Path) and isinstance(converted, list):
-        converted = [placed(c, folder) for c in converted]
-    elif isinstance(parameter.type, click.Path):
-        converted = placed(converted, folder)
-    elif name == "schedule":
-        converted = moved(converted, folder)
-    if name == "model":
-        given.model = Path(str(converted))
-    else:
-        given.defaults[name] = converted
-
-
-def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
-    """Return a value of a recipe as a default for click; raise UsageError if its type does not fit ``parameter``."""
-    if isinstance(parameter, click.Option) and parameter.is_flag:
-        if (
-            parameter.name == "accumulate" and type(value) is int
-        ):  # for `build`, it is a flag, and for `train` the number of batches
-            return True
-        if isinstance(value, bool):
-            return value is not _is_inverted(parameter)
-        raise click.UsageError(f"{where} should be true or false, not {shown_value(value)}")
-    if isinstance(parameter, click.Option) and parameter.multiple:
-        values = [value] if isinstance(value, str) else value
-        if isinstance(values, list) and all(isinstance(v, str) for v in values):
-            return values
-        raise click.UsageError(f"{where} should be a string or a list of strings, not {shown_value(value)}")
-    kinds: dict[type, tuple[tuple[type, ...], str]] = {
-        click.types.IntParamType: ((int,), "a whole number"),
-        click.types.FloatParamType: ((int, float), "a number"),
-        BatchSize: ((int, str), 'a whole number or "auto"'),
-    }
-    wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a string"))
-    if isinstance(value, bool) or not isinstance(value, wanted):
-        raise click.UsageError(f"{where} should be {words}, not {shown_value(value)}")
-    return value
-
-
-def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """Return a table of a recipe in the form that the click callback of the option ``name`` returns."""
-    if not isinstance(value, dict):
-        raise click.UsageError(f"{where} should be a table, not {shown_value(value)}")
-    if name == "loss_option":  # [loss.options.boxes] applies to the loss of the output "boxes"
-        parts = [(f"{k}.{n}", v) for k, own in value.items() if isinstance(own, dict) for n, v in own.items()]
-        return dict(parts) | {k: v for k, v in value.items() if not isinstance(v, dict)}
-    if name == "group":
-        for glob, group in value.items():
-            if not isinstance(group, dict):
-                raise click.UsageError(f'{where} should contain tables, such as [optimizer.groups."{shown(glob)}"]')
-            if isinstance(group.get("lr"), str):
-                group["lr"] = moved(group["lr"], folder)
-    return value
 
 
 def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,39 +1,22 @@
-"""Sections of the options of ``build`` and ``train``: groups in the help, and tables in recipes.
-
-``placed("data", "--validation", …)`` declares an option in the section "data".
-"""
+"""Sections of the options of ``build`` and ``train``: groups in the help, and tables in recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from gradgraph.building.option import TABLES, Shell
 from gradgraph.cli.choices import Named
 from gradgraph.runs.run_recipes import SECTIONS
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 class Option(Named):
-    """An option with a key in recipes.
+    """An option with a key in recipes, declared by ``shell``."""
 
-    Args:
-        section: the name of the table in recipes and of the group in the help that contain the option.
-        key: the option's key in that table; by default the name of its parameter.
-        of: None if the value in a recipe is not a table. Otherwise the name of the option whose arguments the table
-            contains, such as "loss" for ``--loss-option``; "" if no option has these arguments.
-    """
-
-    def __init__(self, *declared: Any, section: str, key: str = "", of: str | None = None, **settings: Any) -> None:
+    def __init__(self, *declared: Any, shell: Shell, **settings: Any) -> None:
         super().__init__(*declared, **settings)
-        self.section, self.key, self.of = section, key or self.name or "", of
-
-
-def placed(section: str, *declared: str, **settings: Any) -> Callable[[F], F]:
-    """Return a decorator that adds an option with a key in recipes; the arguments are those of ``click.option``."""
-    return click.option(*declared, cls=Option, section=section, **settings)
+        self.shell = shell
 
 
 def section_of(parameter: click.Parameter) -> str | None:
@@ -46,19 +29,19 @@ def section_of(parameter: click.Parameter) -> str | None:
         return None
     if isinstance(parameter, click.Argument):
         return "model"
-    if not isinstance(parameter, Option) or parameter.section not in SECTIONS:
-        raise TypeError(f"{parameter.name} has no section of recipes; declare it with placed(SECTION, …)")
-    return parameter.section
+    if not isinstance(parameter, Option) or parameter.shell.section not in SECTIONS:
+        raise TypeError(f"{parameter.name} has no section of recipes; declare it with a Shell")
+    return parameter.shell.section
 
 
 def key_of(parameter: click.Parameter) -> str:
     """Return the key of a parameter in its table of a recipe."""
-    return parameter.key if isinstance(parameter, Option) else "path"
+    return parameter.shell.key or parameter.shell.name if isinstance(parameter, Option) else "path"
 
 
 def of_table(parameter: click.Parameter) -> str | None:
-    """Return the attribute ``of`` of an ``Option``; None for other parameters."""
-    return parameter.of if isinstance(parameter, Option) else None
+    """Return the option to which the arguments of a parameter belong ("" for none); None if it takes no arguments."""
+    return parameter.shell.of if isinstance(parameter, Option) and parameter.shell.takes in TABLES else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:

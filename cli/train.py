@@ -14,7 +14,7 @@ from gradgraph.cli.rank_output import starts
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import ArgumentError
 from gradgraph.files.files_written import data_beside
-from gradgraph.runs.run_options import OPTIONS, Run
+from gradgraph.runs.run_options import OPTIONS, Run, run_of
 from gradgraph.runs.spelled_build import SPELLINGS
 from gradgraph.runs.training import Trained, train
 
@@ -39,7 +39,7 @@ def command(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     Provide one array per model input, with one row per sample, under the input's name. Labels go under `target`.
     Ctrl-C finishes the current step, saves the checkpoint and prints the command to resume.
     """
-    run = run_of(ctx, given)
+    run = _run_of(ctx, given)
     if starts(run, ctx):
         from gradgraph.parallel.launching import launch
 
@@ -49,14 +49,10 @@ def command(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     (_print_trials if run.is_trial else _print_results)(done, as_json)
 
 
-def run_of(ctx: click.Context, given: dict[str, Any]) -> Run:
+def _run_of(ctx: click.Context, given: dict[str, Any]) -> Run:
     """Return the run that the options ``given`` describe; raise UsageError if they contradict each other."""
-    own: dict[str, Any] = {
-        shell.field: not given[name] if shell.is_opposite else given[name] for name, shell in OPTIONS.items()
-    }
-    build = {name: given[name] for name in typed_by_user(ctx, SPELLINGS) if name not in OPTIONS}
     try:
-        return Run(given["model"], build=build, **own)
+        return run_of(given["model"], {name: given[name] for name in (*OPTIONS, *typed_by_user(ctx, SPELLINGS))})
     except ArgumentError as error:
         raise click.UsageError(error.in_shell(), ctx) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, fields
 from pathlib import Path
@@ -260,6 +261,19 @@ class Run:
         self._check_build()
         self._check_combinations()
 
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Run:
+        """Read the run that a recipe describes, such as the ``recipe.toml`` of a run folder.
+
+        Paths in the recipe are relative to its folder.
+
+        Raises:
+            ArgumentError: the recipe cannot be read, or has an unknown key or an invalid value.
+        """
+        from gradgraph.runs.run_recipes import read_run
+
+        return read_run(os.fspath(path))
+
     def _check_build(self) -> None:
         known = {*SPELLINGS, *(f.name for f in fields(BuildOptions))} - {"model", "seed", "accumulate"}
         for name in self.build:
@@ -378,6 +392,13 @@ class Run:
 
 OPTIONS = spellings(Run)
 _TAKES = {f.name: one.shell[0].takes for f in fields(Run) if (one := option_of(f)) is not None and one.shell}
+
+
+def run_of(model: Path | None, values: Mapping[str, Any]) -> Run:
+    """Return the run of a model with these values of command-line options, by parameter name."""
+    shells = {name: shell for name, shell in OPTIONS.items() if name in values}
+    own: dict[str, Any] = {s.field: not values[name] if s.is_opposite else values[name] for name, s in shells.items()}
+    return Run(model, build={name: value for name, value in values.items() if name not in OPTIONS}, **own)
 
 
 def _settled(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -12,9 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gradgraph.building.option import option_of
+from gradgraph.building.option import Shell, option_of
 from gradgraph.building.step_options import BuildOptions
-from gradgraph.cli import recipe_command
 from gradgraph.cli.sections import Option, by_section, key_of, section_of
 from gradgraph.files.untrusted.documents import tomllib
 from gradgraph.runs import run_recipes as toml
@@ -47,6 +47,11 @@ seed = 3
 history = "log.csv"
 force = true
 """
+
+
+def command_of(name: str) -> click.Command:
+    command: click.Command = importlib.import_module(f"gradgraph.cli.{name}").command
+    return command
 
 
 @pytest.fixture
@@ -168,26 +173,33 @@ def test_resume_takes_back_what_a_recipe_replaces(cli: Cli, recipe: str) -> None
     assert cli("train", recipe, "--checkpoint", "run.ckpt", "--resume", "--no-force").code == 0
 
 
-@pytest.mark.parametrize("name", recipe_command.COMMANDS)
+@pytest.mark.parametrize("name", toml.COMMANDS)
 def test_every_option_has_a_key_of_its_own(name: str) -> None:
-    command = recipe_command._command(name)
+    command = command_of(name)
     places = [(section_of(p), key_of(p)) for p in command.params if section_of(p)]
     assert len(set(places)) == len(places)
     out_of_recipes = {p.name for p in command.params if not section_of(p)}
     assert out_of_recipes - {"custom_ops"} == {"as_json", "quiet", "debug", "print_config"}  # no file names a library
 
 
+@pytest.mark.parametrize("name", toml.COMMANDS)
+def test_recipes_know_the_options_of_commands(name: str) -> None:
+    """They are read without the commands, whose parser they must agree with."""
+    places = {(section, key_of(p)): p.name for p in command_of(name).params if (section := section_of(p))}
+    assert {(s.section, s.key or s.name): option for option, s in toml.COMMANDS[name].items()} == places
+
+
 def test_an_option_needs_a_section() -> None:
-    with pytest.raises(TypeError, match="more has no section of recipes; declare it with placed"):
+    with pytest.raises(TypeError, match="more has no section of recipes; declare it with a Shell"):
         section_of(click.Option(["--more"]))
     with pytest.raises(TypeError, match="more has no section"):
-        section_of(Option(["--more"], section="unheard of"))
+        section_of(Option(["--more"], shell=Shell("unheard of")))  # type: ignore[arg-type]
 
 
 def test_every_build_option_is_on_the_command_line() -> None:
     """Each field of ``BuildOptions`` has a spelling, but those that only Python can say; nobody lists them again."""
-    build = {p.name: p for p in recipe_command._command("build").params}
-    train = {p.name for p in recipe_command._command("train").params}
+    build = {p.name: p for p in command_of("build").params}
+    train = {p.name for p in command_of("train").params}
     assert set(SPELLINGS) <= set(build) and set(SPELLINGS) - train == {"separate", "size"}
     for name, shell in SPELLINGS.items():
         assert (section_of(build[name]), key_of(build[name])) == (shell.section, shell.key or name)
@@ -199,7 +211,7 @@ def test_help_shows_sections(cli: Cli) -> None:
     text = cli("train", "--help").out
     titles = re.findall(r"^(\w[\w ]*):$", text.split("\n\n", 4)[-1], re.MULTILINE)
     assert titles == [*(section.capitalize() for section in toml.SECTIONS), "Other options"]
-    context = click.Context(recipe_command._command("train"))
+    context = click.Context(command_of("train"))
     for parameters in by_section(context.command, context).values():
         assert all(opt in text for p in parameters if isinstance(p, click.Option) for opt in p.opts)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from gradgraph.building.option import documented, options, spelled, spellings
 from gradgraph.cli.app import run as in_shell
 from gradgraph.cli.options import declared
 from gradgraph.cli.sections import key_of, section_of
-from gradgraph.cli.train import command
+from gradgraph.cli.train import _run_of, command
 from gradgraph.errors import ArgumentError, BuildError, GradgraphError, OutputError
 from gradgraph.runs.run_options import OPTIONS, Run
 from gradgraph.runs.spelled_build import SPELLINGS
@@ -151,4 +153,34 @@ def test_an_option_of_a_run_is_one_field() -> None:
 def test_nobody_declares_an_option_of_a_run_again() -> None:
     others = {p.name for p in command.params} - OPTIONS.keys() - SPELLINGS.keys()
     assert others == {"model", "custom_ops", "as_json", "print_config", "quiet", "debug"}
-    assert "placed(" not in (Path(__file__).parents[2] / "cli" / "train.py").read_text("utf-8")
+    assert "click.option(" not in (Path(__file__).parents[2] / "cli" / "train.py").read_text("utf-8")
+
+
+READ = """
+import sys
+import gradgraph as gg
+run = gg.Run.read("recipe.toml")
+gg.train(run, progress=False)
+assert "click" not in sys.modules
+"""
+
+
+def test_a_recipe_is_read_without_the_command_line(folder: Path) -> None:
+    """It describes the run that the command does, and neither reading nor training needs click."""
+    words = (
+        "model.onnx --data train.npz --epochs 1 --batch-size 16 --no-shuffle --lr 1 --loss-option label_smoothing=0.1"
+    )
+    words += " --group last.*:lr=1e-3 --train first.* --train last.* --log a.csv --log b.jsonl --metric f1"
+    words += " --run here"
+    ran = subprocess.run([sys.executable, "-m", "gradgraph", "train", *words.split()], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    recipe = Path("here/recipe.toml").read_text().replace('run = "', '# run = "')
+    Path("recipe.toml").write_text(recipe.replace("force = false", "force = true"))
+    with command.make_context("train", ["recipe.toml"]) as ctx:
+        given = {name: value for name, value in ctx.params.items() if name != "as_json"}
+        assert _run_of(ctx, given) == gg.Run.read("recipe.toml")
+    ran = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    with pytest.raises(ArgumentError, match="there is no key 'epoch' in the table"):
+        Path("recipe.toml").write_text(recipe.replace("epochs =", "epoch ="))
+        gg.Run.read("recipe.toml")
