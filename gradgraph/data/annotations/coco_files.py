@@ -156,7 +156,7 @@ def _box(entry: Fields) -> tuple[float, ...]:
 
 
 def _folder_of(file: Path, name: str) -> Path:
-    """Return the folder of the image ``name``: of the annotation file, ``images``, or as in COCO's archives."""
+    """Return the folder of the image ``name``: the one of ``file``, its ``images``, or those of COCO's archives."""
     split = file.stem.removeprefix("instances_")
     near = [file.parent, file.parent / "images", file.parent / split, file.parent / "images" / split]
     around = file.parent.parent

@@ -70,7 +70,7 @@ def serves(conv: Layer) -> bool:
 
 
 def pays(conv: Layer, backwards: bool = False) -> bool:
-    """Return whether the saved products outweigh the passes over x and y or, with ``backwards``, over dy and dx."""
+    """Return whether saved multiplications outweigh transforms of x and y (with ``backwards``, of dy and dx)."""
     if conv.images * conv.windows < LEAST_WINDOWS_FOR_TILES:
         return False
     if conv.images * (conv.c * math.prod(conv.size) + conv.m * math.prod(conv.count)) > MOST_NUMBERS:
