@@ -80,7 +80,7 @@ def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
 def _resize(rules: Context, node: ir.Node) -> None:
     """Infer Resize or Upsample with float32 products, as runtimes compute them.
 
-    The package multiplies exactly, and rounds down where one scale is chosen for all axes.
+    onnx-shape-inference multiplies exactly, and rounds down where one scale is chosen for all axes.
     """
     dims = shapes.recorded_shape(node.inputs[0])
     if dims is None:
@@ -145,8 +145,8 @@ def _split(rules: Context, node: ir.Node) -> None:
 def _slice(rules: Context, node: ir.Node) -> None:
     """Infer Slice.
 
-    The package assumes default values for axes and steps computed at run time, and assumes that a symbolic end reaches
-    the end of the axis.
+    onnx-shape-inference assumes default values for axes and steps that are computed at run time, and that a symbolic
+    end reaches the end of the axis.
     """
     x, out = node.inputs[0], node.outputs[0]
     dims = None if x is None else shapes.recorded_shape(x)

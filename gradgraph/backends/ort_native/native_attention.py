@@ -367,7 +367,7 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """Return a list of the last tensor that contains the values at ``places`` side by side, and the view of each in it.
+    """Return [the last tensor that contains the concatenated values at ``places``], and each value's view of it.
 
     None unless a Concat of exactly these values is their only reader.
     """

@@ -139,7 +139,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """Return ``G w`` for each point as NCHWc weights of one row of taps; ``blocks`` have ``down`` rows."""
+    """Return, for each point, its row of ``G w`` as NCHWc weights with one vertical tap; ``blocks`` has all taps."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)
