@@ -112,7 +112,7 @@ def _json_at(path: Path) -> Path:
 
 
 def _classes(table: Fields) -> tuple[list[str], dict[int, int]]:
-    """Return category names in the order of their ids, and id → class number."""
+    """Return category names in the order of their ids, and the class number of each id."""
     entries = tables_of(table.value("categories"), "categories")
     by_id = {entry.whole("id"): entry.text("name") for entry in entries}
     return [by_id[key] for key in sorted(by_id)], {key: i for i, key in enumerate(sorted(by_id))}
