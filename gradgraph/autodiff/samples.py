@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -67,7 +67,7 @@ def _product(dims: Sequence[Dim]) -> _Size | None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """The position of samples in a tensor.
 
     Attributes:
@@ -81,8 +81,8 @@ class _Place:
     inner: _Size = _Size()
 
 
-class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
-    """An error whose message explains why samples are not independent."""
+class Mixed(Exception):  # noqa: N818  (a reason, caught by callers)
+    """An error whose message, a verb phrase with the node as subject, explains why samples are not independent."""
 
 
 _UNSEEN = "may mix samples"
@@ -162,43 +162,64 @@ def check_independent(
     Raises:
         DifferentiationError: a node mixes samples, or may mix them; the message names the first one.
     """
-    places: dict[ir.Value, _Place] = dict.fromkeys(batched, _Place(0))
+    places: dict[ir.Value, Place] = dict.fromkeys(batched, Place(0))
     samples = next((str(as_dims(x.shape)[0]) for x in batched if x.shape is not None), _SAMPLES)
     nodes, _ = needed(graph, [target], lambda node: node.outputs, reads)
     for node in nodes:
         if node.op_type in ("Shape", "Size") or not any(x in places for x in reads(node)):
             continue
         try:
-            found = _Node(node, places, path, samples).places()
-        except _Mixed as reason:
+            found = _Node(node, places, path.reached, samples).places()
+        except Mixed as reason:
             raise DifferentiationError(
                 f"{describe(node)} {reason}, so the gradient of one sample may differ from its share of the batch's",
                 **remedies,
             ) from None
         places.update((y, place) for y, place in zip(node.outputs, found, strict=False) if place is not None)
     end = places.get(target)
-    return end.axis if end is not None and end.axis != TOTAL and end == _Place(end.axis) else None
+    return end.axis if end is not None and end.axis != TOTAL and end == Place(end.axis) else None
+
+
+def places_of(node: ir.Node, places: Mapping[ir.Value, Place], samples: str) -> list[Place | None]:
+    """Return where the outputs of ``node`` have the samples of its inputs, each computed from its own sample alone.
+
+    Args:
+        places: where the values that ``node`` reads have samples; none of them is a total.
+        samples: the name of the batch dimension.
+
+    Raises:
+        Mixed: the node mixes samples, or may mix them.
+    """
+    found = _Node(node, places, frozenset(), samples).places()
+    if any(place is not None and place.axis == TOTAL for place in found):
+        raise Mixed("sums over samples")
+    return found
 
 
 class _Node:
-    """A node that reads samples; its methods return the sample axis of its outputs, or raise ``_Mixed``."""
+    """A node that reads samples; its methods return the sample axis of its outputs, or raise ``Mixed``.
 
-    def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path, samples: str) -> None:
-        self.node, self.path, self.samples = node, path, samples
+    ``reached`` are the values on the path from the differentiation variables.
+    """
+
+    def __init__(
+        self, node: ir.Node, places: Mapping[ir.Value, Place], reached: Collection[ir.Value], samples: str
+    ) -> None:
+        self.node, self.reached, self.samples = node, reached, samples
         given = [None if x is None else places.get(x) for x in node.inputs]
         self.axes = [None if p is None else p.axis for p in given]
         merged = {(p.outer, p.inner) for p in given if p is not None and p.axis != TOTAL}
         if node.domain or any(x in places and x not in node.inputs for x in reads(node)):
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         if len(merged) > 1:
-            raise _Mixed("combines different samples")
+            raise Mixed("combines different samples")
         self.outer, self.inner = merged.pop() if merged else (_Size(), _Size())
 
-    def places(self) -> list[_Place | None]:
+    def places(self) -> list[Place | None]:
         rows = self.node.op_type == "Flatten" and self.axes[0] == 0 and self.number("axis", 1) == 1
         if self.node.op_type in ("Reshape", "Flatten") and TOTAL not in self.axes and not rows:
             return [self._reshaped()]
-        return [None if axis is None else _Place(axis, self.outer, self.inner) for axis in self._along()]
+        return [None if axis is None else Place(axis, self.outer, self.inner) for axis in self._along()]
 
     def _along(self) -> Axes:
         if TOTAL in self.axes:
@@ -207,10 +228,10 @@ class _Node:
             return [self.broadcast(range(len(self.axes)))]
         rule = _RULES.get(self.node.op_type)
         if rule is None:
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         return rule(self)
 
-    def _reshaped(self) -> _Place:
+    def _reshaped(self) -> Place:
         before, after = self.shape(0), self.result
         lead, tail = _product(before[: self.only]), _product(before[self.only + 1 :])
         for axis, size in enumerate(after):
@@ -219,24 +240,24 @@ class _Node:
                 continue
             left, right = (self.outer * lead).over(outer), (self.inner * tail).over(inner)
             if left is not None and right is not None:
-                return _Place(axis, left, right)
-        raise _Mixed("interleaves samples, or moves them to an unknown axis")
+                return Place(axis, left, right)
+        raise Mixed("interleaves samples, or moves them to an unknown axis")
 
     def _of_total(self) -> Axes:
         name, node = self.node.op_type, self.node
         others = [a for a in self.axes if a not in (None, TOTAL)]
-        divided = name == "Div" and self.axes[1] == TOTAL and node.inputs[1] in self.path.reached
+        divided = name == "Div" and self.axes[1] == TOTAL and node.inputs[1] in self.reached
         product = name == "Mul" and self.axes == [TOTAL, TOTAL]
         inverse = name == "Div" and self.axes[0] is None
         if others or divided or product or inverse or (name not in _LINEAR and not self._guards()):
-            raise _Mixed("is applied to a sum or a mean over the samples")
+            raise Mixed("is applied to a sum or a mean over the samples")
         return [TOTAL]
 
     def _guards(self) -> bool:
         """Whether the node only keeps the divisor of a mean away from zero."""
         uses = [(u.node.op_type, u.idx) for u in self.node.outputs[0].uses()]
         below = uses and all(name in _GUARDS or (name, i) == ("Div", 1) for name, i in uses)
-        free = not any(x in self.path.reached for x in reads(self.node))
+        free = not any(x in self.reached for x in reads(self.node))
         return bool(self.node.op_type in _GUARDS and below and free and not self.node.outputs[0].is_graph_output())
 
     # --- helpers of rules ---
@@ -245,7 +266,7 @@ class _Node:
         x = self.node.inputs[i]
         shape = None if x is None else Var(Builder(), x).shape
         if shape is None:
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         return shape
 
     def rank(self, i: int) -> int:
@@ -255,7 +276,7 @@ class _Node:
     def result(self) -> Shape:
         shape = Var(Builder(), self.node.outputs[0]).shape
         if shape is None:
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         return shape
 
     def number(self, name: str, default: int) -> int:
@@ -269,36 +290,36 @@ class _Node:
             return None
         known = constant_of(x)
         if known is None:
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         return [int(n) for n in known.ravel()]
 
     @property
     def only(self) -> int:
-        """The sample axis of the first input; raises ``_Mixed`` if another input has samples."""
+        """The sample axis of the first input; raises ``Mixed`` if another input has samples."""
         if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
-            raise _Mixed(_UNSEEN)
+            raise Mixed(_UNSEEN)
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """Return the sample axis ``only``; raise ``_Mixed`` if it is ``axis``, along which the node operates."""
+        """Return the sample axis ``only``; raise ``Mixed`` if it is ``axis``, along which the node operates."""
         if axis % rank == self.only:
-            raise _Mixed("operates along the sample axis")
+            raise Mixed("operates along the sample axis")
         return self.only
 
     def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
         """Return the sample axis of the inputs at ``places`` broadcast together.
 
-        Raises ``_Mixed`` if it is one of the last ``beyond`` axes, or if inputs have different sample axes.
+        Raises ``Mixed`` if it is one of the last ``beyond`` axes, or if inputs have different sample axes.
         """
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
         if len(found) != 1 or max(found) >= rank - beyond:
-            raise _Mixed("combines different samples")
+            raise Mixed("combines different samples")
         axis = found.pop()
         for i in places:
             x, at = self.node.inputs[i], axis - rank + (0 if self.node.inputs[i] is None else self.rank(i))
             if x is not None and self.axes[i] is None and at >= 0 and not self._spreads(self.shape(i)[at]):
-                raise _Mixed(f"combines samples with '{shown(x.name)}', whose size along the sample axis is not 1,")
+                raise Mixed(f"combines samples with '{shown(x.name)}', whose size along the sample axis is not 1,")
         return axis
 
     def _spreads(self, size: Dim) -> bool:
@@ -316,25 +337,25 @@ _BY_ELEMENT = frozenset(("Bernoulli", "Dropout", "RandomNormalLike", "RandomUnif
 
 def _first(it: _Node) -> Axes:
     if it.only != 0:
-        raise _Mixed("operates along the sample axis")
+        raise Mixed("operates along the sample axis")
     return [0, *(None for _ in it.node.outputs[1:])]
 
 
 def _resized(it: _Node) -> Axes:
     if it.shape(0)[0] is None or it.shape(0)[0] != it.result[0]:
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     return _first(it)
 
 
 def _normalized(it: _Node) -> Axes:
     if it.number("training_mode", 0):
-        raise _Mixed("computes statistics of the whole batch")
+        raise Mixed("computes statistics of the whole batch")
     return _first(it)
 
 
 def _both_first(it: _Node) -> Axes:
     if any(a not in (0, None) for a in it.axes):
-        raise _Mixed("combines different samples")
+        raise Mixed("combines different samples")
     return [0]
 
 
@@ -349,7 +370,7 @@ def _along_input(it: _Node) -> Axes:
 
 def _from_axis(it: _Node) -> Axes:
     if it.only >= it.number("axis", -1) % it.rank(0):
-        raise _Mixed("computes statistics over samples")
+        raise Mixed("computes statistics over samples")
     return [it.only for _ in it.node.outputs]
 
 
@@ -366,14 +387,14 @@ def _reduced(it: _Node) -> Axes:
     gone = {a % rank for a in axes}
     if it.only in gone:
         if it.node.op_type not in ("ReduceSum", "ReduceMean"):
-            raise _Mixed("reduces over samples to neither a sum nor a mean")
+            raise Mixed("reduces over samples to neither a sum nor a mean")
         return [TOTAL]
     return [it.only if it.number("keepdims", 1) else it.only - sum(a < it.only for a in gone)]
 
 
 def _loss(it: _Node) -> Axes:
     if any(a not in (0, None) for a in it.axes[:2]) or any(a is not None for a in it.axes[2:]):
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     reduction = it.node.attributes.get("reduction")
     return [0 if reduction is not None and reduction.as_string() == "none" else TOTAL, 0]
 
@@ -381,7 +402,7 @@ def _loss(it: _Node) -> Axes:
 def _matmul(it: _Node) -> Axes:
     (a, b), ranks = it.axes, (it.rank(0), it.rank(1))
     if min(ranks) < 2:
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     if b is None and a == ranks[0] - 2:
         return [max(ranks) - 2]
     if a is None and b == ranks[1] - 1:
@@ -395,12 +416,12 @@ def _gemm(it: _Node) -> Axes:
         return [_agreed(it, 0)]
     if it.axes[1] == columns and it.axes[0] is None:
         return [_agreed(it, 1)]
-    raise _Mixed("sums over samples")
+    raise Mixed("sums over samples")
 
 
 def _agreed(it: _Node, axis: int) -> int:
     if len(it.axes) > 2 and it.axes[2] not in (None, axis - 2 + it.rank(2)):
-        raise _Mixed("combines different samples")
+        raise Mixed("combines different samples")
     return axis
 
 
@@ -409,7 +430,7 @@ def _einsum(it: _Node) -> Axes:
     terms, _, result = equation.partition("->")
     letters = {t[a] for t, a in zip(terms.split(","), it.axes, strict=True) if a is not None and "." not in equation}
     if len(letters) != 1 or not result or not letters <= set(string.ascii_letters) or not letters <= set(result):
-        raise _Mixed("combines different samples, or sums over them")
+        raise Mixed("combines different samples, or sums over them")
     return [result.index(letters.pop())]
 
 
@@ -421,10 +442,10 @@ def _transposed(it: _Node) -> Axes:
 def _squeezed(it: _Node) -> Axes:
     rank, axes = it.rank(0), it.constant(1)
     if axes is None:
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     gone = [a % rank for a in axes]
     if it.only in gone:
-        raise _Mixed("removes the sample axis")
+        raise Mixed("removes the sample axis")
     return [it.only - sum(a < it.only for a in gone)]
 
 
@@ -438,7 +459,7 @@ def _unsqueezed(it: _Node) -> Axes:
 def _concatenated(it: _Node) -> Axes:
     ranks, found = it.rank(0), {a for a in it.axes if a is not None}
     if len(found) != 1 or it.number("axis", 0) % ranks in found:
-        raise _Mixed("combines different samples")
+        raise Mixed("combines different samples")
     return [found.pop()]
 
 
@@ -447,7 +468,7 @@ def _sliced(it: _Node) -> Axes:
     count = len(starts or ())
     cuts = zip(axes or range(count), starts or (), ends or (), steps or [1] * count, strict=True)
     if it.only in {axis % it.rank(0) for axis, *cut in cuts if not (cut[0] == 0 and cut[1] >= _END and cut[2] == 1)}:
-        raise _Mixed("chooses samples")
+        raise Mixed("chooses samples")
     return [it.only]
 
 
@@ -458,19 +479,19 @@ def _gathered(it: _Node) -> Axes:
         return [axis + places]
     if places is None and data is not None and data != axis:
         return [data if data < axis else data + it.rank(1) - 1]
-    raise _Mixed("chooses samples")
+    raise Mixed("chooses samples")
 
 
 def _gathered_elements(it: _Node) -> Axes:
     data, places = it.axes[:2]
     if it.number("axis", 0) % it.rank(0) in (data, places) or data != places:
-        raise _Mixed("chooses samples")
+        raise Mixed("chooses samples")
     return [data]
 
 
 def _repeated(it: _Node) -> Axes:
     if (it.constant(1) or [2])[it.only : it.only + 1] != [1]:
-        raise _Mixed("repeats samples")
+        raise Mixed("repeats samples")
     return [it.only]
 
 
@@ -479,7 +500,7 @@ def _padded(it: _Node) -> Axes:
     used = list(range(it.rank(0))) if axes is None else [a % it.rank(0) for a in axes]
     at = used.index(it.only) if it.only in used else None
     if at is not None and (pads[at] or pads[at + len(used)]):
-        raise _Mixed("pads the sample axis")
+        raise Mixed("pads the sample axis")
     return [it.only]
 
 
@@ -490,9 +511,9 @@ def _one_hot(it: _Node) -> Axes:
 
 def _recurrent(it: _Node) -> Axes:
     if it.number("layout", 0) or it.axes[0] != 1 or any(a is not None for a in it.axes[1:4]):
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     if any(a not in (None, axis) for a, axis in zip(it.axes[4:7], (0, 1, 1), strict=False)):
-        raise _Mixed(_UNSEEN)
+        raise Mixed(_UNSEEN)
     return [2, 1, 1]
 
 

@@ -24,6 +24,11 @@ class Loadable(ABC):
 
     files: Sequence[Path] = ()
 
+    @property
+    def augments(self) -> bool:
+        """Whether samples differ between epochs."""
+        return False
+
     @abstractmethod
     def __len__(self) -> int: ...
 

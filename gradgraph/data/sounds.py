@@ -101,6 +101,11 @@ class Sounds(Loadable):
         self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
         self._columns, self._label = columns, label
 
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented in training."""
+        return self.augment is not None
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -193,8 +198,7 @@ class Sounds(Loadable):
 def _place(rest: int, rng: np.random.Generator | None) -> int:
     """Return the position in the file at which a sound begins: random, or centred without ``rng``.
 
-    The file is ``rest`` samples longer than the sound. A negative ``rest`` gives a negative position: the sound begins
-    with silence.
+    The file is ``rest`` samples longer than the sound. If negative, so is the position: silence comes first.
     """
     if rest == 0:
         return 0

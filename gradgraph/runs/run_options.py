@@ -131,6 +131,11 @@ class Run:
     accumulate: int | None = spelled(
         "Accumulate gradients over this many batches before each update.", COUNT, "training", "count", default=None
     )
+    keep_features: bool = spelled(
+        "Compute frozen layers once for each sample, and train only the rest in each epoch; kept in up to a quarter of "
+        "the free memory, otherwise in files next to --checkpoint.",
+        FLAG, "training", "flag", default=False,
+    )  # fmt: skip
     every: Mapping[str, int] = spelled(
         "For a folder with several steps: train this one only on every N-th batch; repeatable.",
         DICT, "training", "arguments", metavar="STEP=N", default={},

@@ -41,6 +41,7 @@ from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.exports import Exports
+from gradgraph.runtime.features.keeping import keep_features as keep
 from gradgraph.runtime.loop.fit import Fit, FitOptions
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.moving import Rate
@@ -61,6 +62,7 @@ RATE = Kind(
     "a number, a function of the number of steps done, or gradgraph.optim.reduce_on_plateau(...)",
     lambda value: callable(value) or isinstance(value, Plateau | Mapping) or NUMBER.fits(value),
 )
+KEEP = Kind("True, False or 'auto'", lambda value: FLAG.fits(value) or value == "auto")
 EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
@@ -223,6 +225,7 @@ class Trainer(Exports):
     @checked(learning_rate=RATE.or_none(), steps=NAMES.or_none(), every=instance(Mapping, EVERY).or_none(),
              max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
              drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(), monitor=TEXT.or_none(), mode=MODE,
+             keep_features=KEEP,
              min_delta=Kind("a finite number that is not negative", lambda value: FINITE.fits(value) and value >= 0),
              log=LOGS.or_none(), callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
     def fit(
@@ -253,6 +256,7 @@ class Trainer(Exports):
         eval_every: int | None = None,
         steps: str | Sequence[str] | None = None,
         every: Mapping[str, int] | None = None,
+        keep_features: bool | Literal["auto"] = False,
         y: Any = None,
         **hyperparameters: Rate | Mapping[str, Rate],
     ) -> History:
@@ -296,6 +300,11 @@ class Trainer(Exports):
             steps: with several named steps, the steps that train on each batch, in this order; by default all of them.
                 A step may occur twice.
             every: steps that train only on every N-th batch: ``{"generator": 5}``.
+            keep_features: compute frozen layers once for each sample, and train only the rest of the step in each
+                epoch, with the same results. Features are kept in up to a quarter of the free memory, otherwise in
+                files next to ``checkpoint``. Layers are computed in every epoch if Dropout, batch statistics or other
+                samples of the batch affect them. True raises an error if no feature can be kept, for instance of
+                augmented data; "auto" trains without.
             y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
                 It may be the second positional argument; pass all others by keyword then.
             hyperparameters: other scalar inputs, each in a form accepted for ``learning_rate``; with several steps, a
@@ -352,9 +361,17 @@ class Trainer(Exports):
                     told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
                     told["kernels"] = session.kernels  # other kernels round differently
                     team.begin(session, told, usual_terms(source, session.data.checker, order.size))
+                kept = None
+                if keep_features is True or (keep_features == "auto" and epochs > 1):
+                    kept = keep(session, source, held_out, keep_features, checkpoint)
+            if kept is not None:
+                session, source, held_out = kept.session, kept.source, kept.validation
             arguments = (session, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
-            return fit(resume)
+            history = fit(resume)
+            if kept is not None:
+                kept.remove_files()
+            return history
 
     def _rates_and_pattern(
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None

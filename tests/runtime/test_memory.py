@@ -19,10 +19,11 @@ from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_native import in_use
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
+from gradgraph.machine.free_memory import free_memory
 from gradgraph.runtime.execution import walk
 from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
-from gradgraph.runtime.loop.sizing import free_memory, limit_of
+from gradgraph.runtime.loop.sizing import limit_of
 from tests.kit.command_line import arrays, mlp
 from tests.kit.lowered_networks import exported
 

@@ -58,6 +58,11 @@ class Options:
     def of(cls, form: ImageForm, augment: Any, threads: int | None) -> Options:
         return cls(form, *_followed(() if augment is None else augment), threads)
 
+    @property
+    def augments(self) -> bool:
+        """Whether images are augmented in training."""
+        return bool(self.flip or self.zoom or self.recolour is not None)
+
     def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:
         """Return the placement of an image of size ``source`` (width, height); random if ``rng`` is passed."""
         size, letterbox = size_in(form, source), bool(form.letterbox)
@@ -159,6 +164,11 @@ class Annotated(Loadable):
             raise DataError(f"{where} has no images; check the path")
         if not self.classes:
             raise DataError(f"{where} has no classes; check the file")
+
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented in training."""
+        return self.options.augments
 
     def __len__(self) -> int:
         return len(self.files)

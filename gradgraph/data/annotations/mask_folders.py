@@ -40,6 +40,11 @@ class MaskFolder(Loadable):
                  options: Options) -> None:  # fmt: skip
         self.files, self.masks, self.classes, self.ignore, self.options = files, masks, list(classes), ignore, options
 
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented in training."""
+        return self.options.augments
+
     def __len__(self) -> int:
         return len(self.files)
 

@@ -49,6 +49,11 @@ class Images(Loadable):
     def classes(self) -> list[str]:
         return [] if self.labelled is None else self.labelled.alone[1]
 
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented in training."""
+        return self.augmented is not None
+
     def __len__(self) -> int:
         return len(self.files)
 

@@ -78,6 +78,11 @@ class Shards(Loadable):
             raise DataError(f"'{shown(self.paths[0])}' contains no samples; name members 000000.npy, 000000.cls, …")
         self._firsts.append(len(self._offsets))
 
+    @property
+    def augments(self) -> bool:
+        """Whether samples are augmented in training."""
+        return self.augmented is not None
+
     def __len__(self) -> int:
         return self._shards[-1]
 
@@ -425,8 +430,8 @@ def shards(
         data = gg.shards("train-{000..099}.tar", {"x": "jpg", "target": "cls"}, size=(224, 224))
         trainer.fit(data, epochs=3, batch_size=64)
 
-    Consecutive members with the same name up to the first dot are one sample: ``000000.jpg``, ``000000.cls``. Supported
-    members are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of numbers and class
+    Consecutive members with the same name up to the first dot are one sample: ``000000.jpg``, ``000000.cls``.
+    Supported are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of numbers and class
     names) and images; pickles are never loaded.
 
     This function reads only the headers. Samples are read from the shards during training, with only a few

@@ -120,9 +120,16 @@ class Opener:
 
     def to_compute(self, model: onnx.ModelProto, packs: bool = True) -> ort.InferenceSession:
         """Open a session of ``model`` for evaluation or prediction."""
-        backend = self.placement.computes_for(self.options)
-        key = functools.partial(self._key, model, backend)
-        return self._executing(model, key, lambda: self._in_order(for_machine(model, backend)), packs=packs)[0]
+        key = functools.partial(self._key, model, self.placement.computes_for(self.options))
+        return self._executing(model, key, lambda: self.lowered_to_compute(model), packs=packs)[0]
+
+    def lowered_to_compute(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return ``model`` lowered for evaluation or prediction of batches of any size."""
+        return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
+
+    def of_lowered(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
+        """Open a session of a lowered model, or a part of one."""
+        return self._session(model, packs=packs)
 
     def _executing(
         self,

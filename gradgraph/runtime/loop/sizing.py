@@ -8,12 +8,12 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gradgraph.data.arrays.batch import Feed, fixed_rows
 from gradgraph.data.sources.sources import Order, Source
 from gradgraph.errors import DataError, ModelError, shown
+from gradgraph.machine.free_memory import free_memory
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.runtime.execution.part import Part
@@ -62,22 +62,6 @@ def limit_of(given: Any) -> int | None:
     number, unit, binary = found.groups()
     base = 1024 if binary else 1000
     return None if number is None else int(float(number) * base ** " KMGT".index((unit or " ").upper()))
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory available to this process; None if unknown (not Linux)."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # the memory limit of a container
-            group = Path("/sys/fs/cgroup")
-            found.append(int((group / limit).read_text()) - int((group / used).read_text()))
-    return min(found, default=None)
 
 
 def find_batch_size(session: StepSession, source: Source, limit: int | None, drop_last: bool) -> BatchSize:

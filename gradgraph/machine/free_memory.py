@@ -1,0 +1,22 @@
+"""The memory that a process may still use."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory available to this process; None if unknown (not Linux)."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # the memory limit of a container
+            group = Path("/sys/fs/cgroup")
+            found.append(int((group / limit).read_text()) - int((group / used).read_text()))
+    return min(found, default=None)

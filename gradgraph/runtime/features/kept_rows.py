@@ -1,0 +1,160 @@
+"""Rows that are kept for each sample, in memory or in files next to a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.data.arrays.batch import Array
+from gradgraph.data.arrays.stored import StoredArray
+from gradgraph.data.record.specs import numpy_dtype
+from gradgraph.data.sources.sources import Columns, Samples, Source
+from gradgraph.errors import DataError, readable_bytes, shown
+from gradgraph.files.atomic import explain_errors, write_atomically
+from gradgraph.files.digest import Digest
+from gradgraph.files.mapped import pieces
+from gradgraph.files.spilled import Folder
+from gradgraph.machine.free_memory import free_memory
+from gradgraph.runtime.features.static_values import Row
+
+log = logging.getLogger("gradgraph")
+
+SHARE = 0.25  # share of the free memory that may be used
+_DIGEST = "digest.json"  # written last, so that files without it are incomplete
+_READ = 1 << 24  # bytes of a stored array that are read at a time
+Arrays = dict[str, Array | StoredArray]
+
+
+class Writer:
+    """A writer of rows into ``arrays``, or into files; ``arrays`` are complete when all rows are written."""
+
+    def __init__(self, rows: Mapping[str, Row], arrays: Arrays, files: Mapping[str, Any]) -> None:
+        self._rows, self.arrays, self._files, self._done = rows, arrays, files, 0
+
+    def append(self, batch: Mapping[str, Array], rows: int) -> None:
+        """Add the first ``rows`` rows of a batch.
+
+        Raises:
+            DataError: if they have another size than the rows before.
+        """
+        for name, row in self._rows.items():
+            if batch[name].shape[1:] != row.shape:
+                raise DataError(
+                    f"'{shown(name)}' has a different size in each batch ({list(row.shape)} and "
+                    f"{list(batch[name].shape[1:])} per sample), so it cannot be kept; pad all samples to one size, or "
+                    "omit keep_features"
+                )
+        for name, file in self._files.items():
+            file.write(np.ascontiguousarray(batch[name][:rows]).view(np.uint8).data)
+        for name, array in self.arrays.items():
+            assert isinstance(array, np.ndarray)
+            array[self._done : self._done + rows] = batch[name][:rows]
+        self._done += rows
+
+
+class KeptRows:
+    """Rows of several arrays for each sample, written in order.
+
+    Args:
+        rows: what is kept for each sample, by name.
+        count: the number of samples.
+        folder: where files are written if the rows take more than ``SHARE`` of the free memory; None for a temporary
+            folder.
+
+    Attributes:
+        nbytes: size in bytes.
+        in_memory: whether they are kept in memory.
+        folder: the folder of the files; None in memory.
+    """
+
+    def __init__(self, rows: Mapping[str, Row], count: int, folder: Path | None) -> None:
+        self.rows, self.count = dict(rows), count
+        self.nbytes = count * sum(row.nbytes for row in rows.values())
+        free = free_memory()
+        self.in_memory = free is None or self.nbytes <= SHARE * free
+        self._temporary = None if self.in_memory or folder is not None else Folder()
+        self.folder = None if self.in_memory else self._temporary.path if self._temporary else folder
+
+    def __str__(self) -> str:
+        where = "memory" if self.folder is None else f"'{shown(self.folder)}'"
+        return f"{readable_bytes(self.nbytes)} in {where}"
+
+    def found(self, digest: str) -> Arrays | None:
+        """Return the arrays that an earlier run wrote; None if there are none of this digest."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.folder is not None and json.loads((self.folder / _DIGEST).read_text()) == digest:
+                return self._opened(self.folder)
+        return None
+
+    @contextlib.contextmanager
+    def written(self, digest: str) -> Iterator[Writer]:
+        """Return a writer of the rows, in a context at whose end they are complete.
+
+        Raises:
+            OutputError: if a file cannot be written.
+        """
+        if self.folder is None:
+            rows = self.rows.items()
+            yield Writer(self.rows, {n: np.empty((self.count, *r.shape), numpy_dtype(r.dtype)) for n, r in rows}, {})
+            return
+        with explain_errors(self.folder), contextlib.ExitStack() as files:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            paths = {name: self._path(self.folder, i) for i, name in enumerate(self.rows)}
+            writer = Writer(self.rows, {}, {name: files.enter_context(path.open("wb")) for name, path in paths.items()})
+            yield writer
+        write_atomically(self.folder / _DIGEST, json.dumps(digest).encode())
+        writer.arrays.update(self._opened(self.folder))
+
+    def _opened(self, folder: Path) -> Arrays:
+        return {
+            name: StoredArray(self._path(folder, i), 0, (self.count, *row.shape), numpy_dtype(row.dtype))
+            for i, (name, row) in enumerate(self.rows.items())
+        }
+
+    def _path(self, folder: Path, i: int) -> Path:
+        return folder / f"{i}.rows"
+
+    def remove(self) -> None:
+        """Remove the files."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.folder.parent.rmdir()  # unless other data are kept there
+
+
+def digest_of_data(source: Source) -> Digest | None:
+    """Return a digest of the data; None if they have no content that can be compared.
+
+    Of arrays, it covers all bytes; of files, their names, sizes and times.
+    """
+    digest = Digest()
+    if isinstance(source, Columns):
+        for name, array in source.arrays.items():
+            digest.update_text(f"{name} {array.dtype} {array.shape}")
+            for piece in _pieces(array):
+                digest.update(piece)
+        return digest
+    if not isinstance(source, Samples) or not source.files:
+        return None
+    digest.update_text(f"{source.names!r} {source.rows}")
+    for file in source.files:
+        status = Path(file).stat()
+        digest.update_text(f"{file} {status.st_size} {status.st_mtime_ns}")
+    return digest
+
+
+def _pieces(array: Array | StoredArray) -> Iterator[memoryview]:
+    if isinstance(array, np.ndarray):
+        yield from pieces(array)
+        return
+    step = max(1, _READ * len(array) // max(array.nbytes, 1))
+    for first in range(0, len(array), step):
+        yield np.ascontiguousarray(array[first : first + step]).reshape(-1).view(np.uint8).data

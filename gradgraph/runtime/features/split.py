@@ -1,0 +1,221 @@
+"""A step split into its frozen layers, computed once for each sample, and the rest, which trains."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import reads as reads_of_node
+from gradgraph.data.record.specs import TensorSpec, numpy_dtype
+from gradgraph.errors import BuildError, listed, shown
+from gradgraph.files.external import external_entry, is_external
+from gradgraph.files.protos import reads
+from gradgraph.graph.prune import needed
+from gradgraph.runtime.features.cheapest_cut import cheapest_cut, takes_long
+from gradgraph.runtime.features.static_values import Row, Shapes, static_values
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step split into two.
+
+    Attributes:
+        head: the step that reads the kept values in place of the inputs that they are computed from. It has the same
+            state, targets, losses and metrics.
+        trained, evaluated: models of the kept values, as train.onnx and eval.onnx compute them.
+        kept: what is kept for each sample, by the name of the value.
+        passed: the inputs of the batch that the head reads itself.
+        changing: the first node after the frozen layers, and why it runs in each epoch.
+    """
+
+    head: Step
+    trained: onnx.ModelProto
+    evaluated: onnx.ModelProto
+    kept: Mapping[str, Row]
+    passed: tuple[str, ...]
+    changing: str
+
+    def before(self, lowered: onnx.ModelProto) -> onnx.ModelProto | None:
+        """Return the part of a lowered graph of the whole step that computes the kept values.
+
+        None if lowering merged one of them with other nodes.
+        """
+        made = {name for node in lowered.graph.node for name in node.output}
+        return _before(lowered, self.kept) if made.issuperset(self.kept) else None
+
+    def after(self, lowered: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto | None:
+        """Return the part of a lowered graph of the whole step that computes the outputs of ``head``.
+
+        It rounds as the whole graph does. None if lowering merged nodes before and after the cut.
+
+        Args:
+            lowered: train.onnx or eval.onnx of the whole step, lowered.
+            head: the same graph of the head.
+        """
+        outputs = [o.name for o in head.graph.output]
+        inputs = {v.name for v in head.graph.input}
+        read = _read_after(lowered, outputs, self.kept)
+        if any(v.name in read and v.name not in inputs for v in lowered.graph.input):
+            return None
+        nodes, names = needed(_nodes_after(lowered, self.kept), outputs, lambda node: node.output, reads)
+        part = _of_nodes(lowered, nodes, names)
+        del part.graph.input[:]
+        part.graph.input.extend(head.graph.input)
+        part.graph.output.extend(o for o in lowered.graph.output if o.name in outputs)
+        return part
+
+
+def split(step: Step, shapes: Shapes) -> Split:
+    """Split a step between its frozen layers and the rest.
+
+    Args:
+        step: a single step.
+        shapes: the shapes of the inputs in a batch.
+
+    Raises:
+        BuildError: if there are several named steps, or no layer is the same in every epoch; the message names the
+            first node that changes.
+    """
+    manifest = step.manifest
+    if manifest.steps:
+        raise BuildError(f"features are kept for a single step only, but there are {listed(manifest.steps)}")
+    train = step.trains[""]
+    static = static_values(train, manifest, shapes)
+    cut = {x.name or "": static.rows[x] for x in cheapest_cut(static)}
+    inputs = {s.name for s in manifest.inputs}
+    kept = {name: row for name, row in cut.items() if name not in inputs}
+    before, _ = needed(static.nodes, kept, lambda node: [y.name or "" for y in node.outputs], _names_read)
+    if not any(map(takes_long, before)):
+        raise BuildError(f"no frozen layer can be computed once for each sample: {static.changing}")
+    if other := _otherwise(train, step.eval, kept):
+        raise BuildError(f"'{shown(other)}' is computed otherwise in evaluation than in training, so it cannot be kept")
+    results = [*manifest.results.values(), *(measure.sums for measure in manifest.columns_of_sums)]
+    evaluated = _read_after(step.eval, results, kept)
+    passed = tuple(s.name for s in manifest.inputs if s.name in cut or s.name in evaluated)
+    outputs = [o for o in manifest.outputs if inputs & _read_after(step.eval, [o], kept) <= {*passed}]
+    specs = _specs(manifest, kept, passed)
+    halves = dict(step.separate)
+    if halves:
+        halves["gradient"] = _after(halves["gradient"], kept, specs, inputs)
+    head = replace(
+        step,
+        train=_after(train, kept, specs, inputs),
+        eval=_after(step.eval, kept, specs, inputs, [*dict.fromkeys([*results, *outputs])]),
+        manifest=replace(manifest, inputs=specs, outputs=tuple(outputs)),
+        separate=halves,
+    )
+    trained, checked = _before(train, kept), _before(step.eval, kept)
+    return Split(head, trained, checked, kept, passed, static.changing)
+
+
+def _names_read(node: ir.Node) -> Iterable[str]:
+    return [x.name or "" for x in reads_of_node(node)]
+
+
+def _specs(manifest: Manifest, kept: Mapping[str, Row], passed: Collection[str]) -> tuple[TensorSpec, ...]:
+    """Return the inputs of the head."""
+    rows = next((s.shape[0] for s in manifest.inputs if s.shape), None)
+    own = [TensorSpec(name, row.dtype, (rows, *row.shape)) for name, row in kept.items()]
+    return (*(s for s in manifest.inputs if s.name in passed), *own)
+
+
+# --- graphs ---------------------------------------------------------------------------------------------
+
+
+def _nodes_after(model: onnx.ModelProto, kept: Collection[str]) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if not any(name in kept for name in node.output)]
+
+
+def _read_after(model: onnx.ModelProto, outputs: Sequence[str], kept: Collection[str]) -> set[str]:
+    """Return the names of all values that ``outputs`` depend on, where ``kept`` are inputs."""
+    return needed(_nodes_after(model, kept), outputs, lambda node: node.output, reads)[1]
+
+
+def _before(model: onnx.ModelProto, kept: Mapping[str, Row]) -> onnx.ModelProto:
+    """Return the part of ``model`` that computes the ``kept`` values."""
+    nodes, names = needed(model.graph.node, kept, lambda node: node.output, reads)
+    part = _of_nodes(model, nodes, names)
+    part.graph.output.extend(_declared(name, (None, *row.shape), row.dtype) for name, row in kept.items())
+    return part
+
+
+def _after(
+    model: onnx.ModelProto,
+    kept: Mapping[str, Row],
+    specs: Sequence[TensorSpec],
+    inputs: Collection[str],
+    outputs: Sequence[str] | None = None,
+) -> onnx.ModelProto:
+    """Return the part of ``model`` that computes ``outputs``, by default all, from the ``kept`` values.
+
+    Args:
+        specs: the inputs of the head.
+        inputs: the names of the inputs of the whole step.
+    """
+    results = [o.name for o in model.graph.output] if outputs is None else outputs
+    nodes, names = needed(_nodes_after(model, kept), results, lambda node: node.output, reads)
+    part = _of_nodes(model, nodes, names)
+    declared = {v.name: v for v in model.graph.input}
+    fed = [declared.get(s.name) or _declared(s.name, s.shape, s.dtype) for s in specs]
+    fed += [v for v in model.graph.input if v.name not in inputs]
+    del part.graph.input[:]
+    part.graph.input.extend(v for v in fed if outputs is None or v.name in names)  # train.onnx declares all
+    known = {o.name: o for o in model.graph.output}
+    part.graph.output.extend(known[name] for name in results)
+    part.metadata_props.extend(model.metadata_props)
+    return part
+
+
+def _of_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], names: Collection[str]) -> onnx.ModelProto:
+    part = onnx.ModelProto(
+        ir_version=model.ir_version,
+        opset_import=model.opset_import,
+        functions=model.functions,
+        producer_name=model.producer_name,
+    )
+    part.graph.name = model.graph.name
+    part.graph.node.extend(nodes)
+    part.graph.input.extend(v for v in model.graph.input if v.name in names)
+    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in names)
+    part.graph.value_info.extend(v for v in model.graph.value_info if v.name in names)
+    return part
+
+
+def _declared(name: str, shape: Sequence[int | str | None], dtype: str) -> onnx.ValueInfoProto:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))
+    return onnx.helper.make_tensor_value_info(name, kind, list(shape))
+
+
+# --- the same values in training and evaluation ---------------------------------------------------------
+
+
+def _otherwise(train: onnx.ModelProto, eval_: onnx.ModelProto, names: Iterable[str]) -> str | None:
+    """Return the first of ``names`` that two graphs compute differently, or that one of them lacks; None if none."""
+    a, b = _digests(train), _digests(eval_)
+    return next((name for name in names if a[name] != b.get(name)), None)
+
+
+def _digests(model: onnx.ModelProto) -> dict[str, bytes]:
+    """Return digests of how each value is computed from inputs and weights, by name."""
+    found = {v.name: f"input {v.name}".encode() for v in model.graph.input}
+    for tensor in model.graph.initializer:
+        stored = onnx.TensorProto()
+        stored.CopyFrom(tensor)
+        stored.ClearField("name")
+        content = repr(external_entry(tensor)).encode() if is_external(tensor) else stored.SerializeToString()
+        found[tensor.name] = hashlib.sha256(content).digest()
+    for node in model.graph.node:
+        of = hashlib.sha256(f"{node.domain} {node.op_type} {node.overload}".encode())
+        for attribute in sorted(node.attribute, key=lambda a: a.name):
+            of.update(attribute.SerializeToString())
+        for name in [*node.input, "|", *reads(node)]:
+            of.update(found.get(name, name.encode()))
+        for i, name in enumerate(node.output):
+            found[name] = hashlib.sha256(of.digest() + bytes([i % 256])).digest()
+    return found

@@ -1,0 +1,313 @@
+"""Which values of a train graph are the same in every epoch, so that they can be computed once for each sample.
+
+Such a value depends only on inputs of the batch and on frozen weights. It does not depend on trained weights, running
+statistics, targets or random numbers; nor on other samples of its batch, or on their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import is_tensor
+from gradgraph.autodiff.path import reads as reads_of_node
+from gradgraph.autodiff.samples import Mixed, Place, places_of
+from gradgraph.data.record.specs import dtype_name, numpy_dtype
+from gradgraph.errors import BuildError, shown
+from gradgraph.files.protos import reads
+from gradgraph.graph.checks import DRAWING, describe
+from gradgraph.graph.node_forms import described
+from gradgraph.graph.shapes import OPSET, all_sizes, as_dims, constant_of, is_elementwise, sizes_or
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.step.manifest import Manifest
+
+Shapes = Mapping[str, Sequence[int]]
+
+RANDOM = "draws random numbers"
+ALL = set(range(64))  # the positions of a vector of sizes that all depend on the number of samples
+_SAMPLES = "samples"  # name of the batch dimension if the model has none
+# operators whose inputs at these places only determine the shape of the output
+_STEERED = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Pad": (1, 3),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Tile": (1,),
+}
+_OF_SIZES = frozenset({"Concat", "Gather", "ReduceProd", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+_ALIKE = frozenset({"Squeeze", "Transpose", "Unsqueeze"})  # they keep equal rows equal
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is kept of a value for each sample.
+
+    Attributes:
+        shape: the shape without the sample axis.
+        dtype: the element type, as in specs.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass
+class StaticValues:
+    """The part of a train graph that is the same in every epoch.
+
+    Attributes:
+        nodes: its nodes that depend on the batch, in order.
+        rows: the values that can be kept for each sample, including inputs of the batch.
+        mixing: the nodes whose result may depend on other samples, and the reason (a verb phrase).
+        read: the values that the rest of the step reads.
+        changing: the first node that has to run in each epoch, and the reason.
+        sizes: bytes per sample of all values whose sizes are known.
+    """
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    rows: dict[ir.Value, Row] = field(default_factory=dict)
+    mixing: dict[ir.Node, str] = field(default_factory=dict)
+    read: list[ir.Value] = field(default_factory=list)
+    changing: str = "no node reads the batch"
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def changes(manifest: Manifest) -> dict[str, str]:
+    """Return why a node changes in each epoch that reads a target or a tensor of the state, by name (verb phrases)."""
+    found = {t.name: f"reads the target '{shown(t.name)}'" for t in manifest.targets}
+    kinds = {
+        "parameter": "reads the trained weight",
+        "statistic": "reads the running statistic",
+        "optimizer": "reads the optimizer's",
+    }
+    for spec in manifest.state:
+        kind = kinds.get(spec.kind)
+        found[spec.name] = RANDOM if kind is None else f"{kind} '{shown(spec.name)}'"
+    return found
+
+
+def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) -> StaticValues:
+    """Return the part of a train graph that is the same in every epoch.
+
+    Args:
+        model: train.onnx, or another graph of a step with the same inputs.
+        shapes: the shapes of the inputs in a batch.
+
+    Raises:
+        BuildError: if the step is written at another opset than that of the rules for samples.
+    """
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
+    if opset != OPSET:
+        raise BuildError(f"features are kept for steps at opset {OPSET} only, but this one has {opset}; build it "
+                         "without opset")  # fmt: skip
+    found = StaticValues()
+    nodes, outside, changing = _static_nodes(model, manifest)
+    trunk = _trunk(model, manifest, nodes)
+    work = ir.from_proto(trunk)
+    _declare_batch(work, shapes)
+    values = {v.name or "": v for v in (*work.graph.inputs, *(y for node in work.graph for y in node.outputs))}
+    found.sizes = {name: _bytes(v) for name, v in values.items() if v.shape is not None and v.dtype is not None}
+    _Independence(work.graph, found).judge()
+    found.read = [values[name] for name in outside]
+    reasons = [
+        (node.outputs[0].name, f"{describe(node)} {reason}")
+        for node, reason in found.mixing.items()
+        if any(x in found.rows for x in reads_of_node(node))
+    ]
+    position = {name: i for i, node in enumerate(model.graph.node) for name in node.output}
+    first = min([*changing, *reasons], key=lambda each: position[each[0] or ""], default=None)
+    found.changing = first[1] if first else found.changing
+    return found
+
+
+def _static_nodes(
+    model: onnx.ModelProto, manifest: Manifest
+) -> tuple[list[onnx.NodeProto], list[str], list[tuple[str, str]]]:
+    """Return the nodes that read no changing value, the values that depend on the batch which other nodes read, and
+    an output of each of these other nodes with the reason why it changes.
+    """
+    inputs = {s.name for s in manifest.inputs}
+    phrases = changes(manifest)
+    why = {v.name: phrases.get(v.name, f"reads '{shown(v.name)}'") for v in model.graph.input if v.name not in inputs}
+    depends, nodes, outside = set(inputs), list[onnx.NodeProto](), dict[str, None]()
+    changing = list[tuple[str, str]]()
+    for node in model.graph.node:
+        read = [name for name in reads(node) if name]
+        of_batch = [name for name in read if name in depends]
+        cause = next((why[name] for name in read if name in why), None)
+        if node.op_type in DRAWING and not node.domain:
+            cause = RANDOM
+        if cause is None:
+            nodes.append(node)
+            depends.update(node.output if of_batch else ())
+            continue
+        if of_batch:
+            outside.update(dict.fromkeys(of_batch))
+            subject = described(node.name, node.domain, node.op_type, node.output)
+            changing.append((node.output[0], f"{subject} {cause}"))
+        why.update(dict.fromkeys((name for name in node.output if name), cause))
+    outside.update(dict.fromkeys(v.name for v in model.graph.output if v.name in depends))
+    return nodes, list(outside), changing
+
+
+def _trunk(model: onnx.ModelProto, manifest: Manifest, nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
+    """Return a model of the ``nodes`` alone, with the inputs of the batch."""
+    trunk = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    read = {name for node in nodes for name in reads(node)}
+    inputs = {s.name for s in manifest.inputs}
+    trunk.graph.name = "trunk"
+    trunk.graph.node.extend(nodes)
+    trunk.graph.input.extend(v for v in model.graph.input if v.name in inputs)
+    trunk.graph.initializer.extend(t for t in model.graph.initializer if t.name in read)
+    return trunk
+
+
+def _declare_batch(model: ir.Model, shapes: Shapes) -> None:
+    """Infer the shapes of ``model`` for inputs of these ``shapes``, except for the number of samples."""
+    dims = {x: as_dims(x.shape) if x.shape is not None else () for x in model.graph.inputs}
+    first = next((d[0] for d in dims.values() if d and d[0] is not None), _SAMPLES)
+    for x, known in dims.items():
+        if known:
+            x.shape = ir.Shape([first, *shapes[x.name or ""][1:]])
+    infer_shapes(model)
+
+
+def _bytes(value: ir.Value) -> int:
+    """Return the bytes of a value per sample, where unknown sizes count as 1."""
+    itemsize = 1 if value.dtype in (None, ir.DataType.STRING) else value.dtype.itemsize
+    return int(itemsize * math.prod(sizes_or(value.shape, 1)))
+
+
+def _row(value: ir.Value) -> Row | None:
+    """Return the row of a value with one row per sample; None if its sizes are unknown."""
+    if value.shape is None or value.dtype in (None, ir.DataType.STRING) or not is_tensor(value):
+        return None
+    sizes = all_sizes(as_dims(value.shape)[1:])
+    return None if sizes is None else Row(tuple(sizes), dtype_name(int(value.dtype)))
+
+
+class _Independence:
+    """One pass over the static nodes, which finds those whose results may depend on other samples.
+
+    For each value that depends on the batch, it records the sample axis (``places``), that the value is an integer
+    vector of sizes (``sizes``, with the positions of sizes that depend on the number of samples), or that all rows of
+    the value are equal (``alike``). Sizes that depend on the number of samples may only shape other values.
+    """
+
+    def __init__(self, graph: ir.Graph, found: StaticValues) -> None:
+        self.graph, self.found = graph, found
+        inputs = [x for x in graph.inputs if x.shape is not None and len(x.shape)]
+        self.places = dict.fromkeys(inputs, Place(0))
+        self.samples = next((str(as_dims(x.shape)[0]) for x in inputs if x.shape is not None), _SAMPLES)
+        self.sizes: dict[ir.Value, set[int]] = {}
+        self.alike: set[ir.Value] = set()
+        self.depends: set[ir.Value] = set(graph.inputs)
+
+    def judge(self) -> None:
+        for x in self.places:
+            self._keep(x)
+        for node in self.graph:
+            if self.depends.isdisjoint(reads_of_node(node)):
+                continue
+            self.found.nodes.append(node)
+            self.depends.update(node.outputs)
+            try:
+                self._judge(node)
+            except Mixed as reason:
+                self.found.mixing[node] = str(reason)
+
+    def _keep(self, x: ir.Value) -> None:
+        """Record that ``x`` can be kept, if it has one row for each sample."""
+        if self.places.get(x) == Place(0) and (row := _row(x)) is not None:
+            self.found.rows[x] = row
+
+    def _judge(self, node: ir.Node) -> None:
+        """Record what the outputs of ``node`` are; raise Mixed if they may depend on other samples."""
+        read = list(reads_of_node(node))
+        if node.op_type in ("Shape", "Size") and not node.domain:
+            self._measure(node)
+            return
+        sizes = [x for x in read if self.sizes.get(x)]
+        samples = [x for x in read if x in self.places]
+        others = [x for x in read if x in self.depends and x not in self.sizes and x not in self.places]
+        if any(x not in self.alike for x in others):
+            raise Mixed("reads values that may depend on other samples")
+        if sizes and not self._shapes_only(node):
+            self._of_sizes(node, bool(samples or others))
+        elif samples:
+            self._of_samples(node, bool(others))
+        elif others or sizes:
+            if not (is_elementwise(node) or node.op_type in _ALIKE or (sizes and node.op_type in _STEERED)):
+                raise Mixed("may depend on the number of samples")
+            self.alike.update(node.outputs)
+        else:  # of sizes that do not depend on the number of samples
+            self.sizes.update((y, set()) for y in node.outputs)
+
+    def _measure(self, node: ir.Node) -> None:
+        """Record the result of Shape or Size."""
+        x, y = node.inputs[0], node.outputs[0]
+        place = None if x is None else self.places.get(x)
+        if x in self.sizes:
+            self.sizes[y] = set()
+        elif place is not None and node.op_type == "Shape" and x is not None and x.shape is not None:
+            start = node.attributes.get_int("start", 0) or 0
+            first = max(start + len(x.shape), 0) if start < 0 else start
+            self.sizes[y] = {place.axis - first} if place.axis >= first else set()
+        elif place is not None or x in self.alike:
+            self.sizes[y] = ALL
+        else:
+            raise Mixed("reads values that may depend on other samples")
+
+    def _shapes_only(self, node: ir.Node) -> bool:
+        """Whether sizes that depend on the number of samples only determine the shape of the outputs."""
+        steering = _STEERED.get(node.op_type, ()) if not node.domain else ()
+        return all(i in steering for i, x in enumerate(node.inputs) if x is not None and self.sizes.get(x))
+
+    def _of_sizes(self, node: ir.Node, has_others: bool) -> None:
+        """Record sizes computed from sizes."""
+        if has_others or node.domain or not (is_elementwise(node) or node.op_type in _OF_SIZES):
+            raise Mixed("computes with the number of samples")
+        x, chosen = node.inputs[0], None
+        if node.op_type == "Gather" and x is not None:
+            chosen = constant_of(node.inputs[1])
+        positions = ALL
+        if chosen is not None and x is not None:
+            varying, flat = self.sizes[x], np.ravel(chosen)
+            if (flat >= 0).all():  # a negative index counts from an end that may be unknown
+                positions = {i for i, at in enumerate(flat.tolist()) if at in varying}
+        self.sizes.update((y, positions) for y in node.outputs)
+
+    def _of_samples(self, node: ir.Node, reads_alike: bool) -> None:
+        if reads_alike and not is_elementwise(node):
+            raise Mixed("may mix samples")
+        if (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits"):
+            found = self._of_rows(node)
+        else:
+            found = places_of(node, self.places, self.samples)
+        for y, place in zip(node.outputs, found, strict=False):
+            if place is not None:
+                self.places[y] = place
+                self._keep(y)
+            elif y.uses():
+                raise Mixed("has a result without a sample axis")
+
+    def _of_rows(self, node: ir.Node) -> list[Place | None]:
+        """Return the place of the samples in a product of rows with constant weights."""
+        x = node.inputs[0]
+        place = None if x is None else self.places.get(x)
+        last = x is None or x.shape is None or place is None or place.axis >= len(x.shape) - 1
+        if place is None or last or any(v in self.places for v in node.inputs[1:] if v is not None):
+            raise Mixed("may mix samples")
+        return [place]
