@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> str:
-    """Return a text that says whether native kernels are in use, and if not, why."""
+    """Return a text on whether native kernels are in use, with the reason if they are not."""
     from gradgraph.backends.ort_native import in_use
 
     try:

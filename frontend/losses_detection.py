@@ -163,8 +163,8 @@ def retinanet_loss(
 
     For SSD use ``ssd_loss``.
 
-    An anchor is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``, or if no
-    anchor has a greater IoU with that object. It is background if its greatest IoU is below ``negative``; other anchors
+    Each anchor is matched with the object of its greatest IoU if this IoU is at least ``positive``, or if no other
+    anchor has a greater IoU with the object. It is background if its greatest IoU is below ``negative``; other anchors
     are ignored. In each image, both sums are divided by the number of matched anchors, or 1 if there are none; the loss
     is the mean over images (as in torchvision).
 
@@ -238,10 +238,10 @@ def ssd_loss(
     """The loss of SSD: cross entropy of priors with hard negative mining, plus ``box_weight`` · smooth L1 of their
     boxes (Liu et al. 2016, arXiv:1512.02325).
 
-    A prior is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``; each object
-    is also matched with its best prior. Of the other priors of an image, the priors with the greatest loss are trained
-    as background, ``negatives`` for each matched prior. The sums are divided by the number of matched priors in the
-    batch, or 1 if there are none (as in torchvision).
+    Each prior is matched with the object of its greatest IoU if this IoU is at least ``positive``; each object is also
+    matched with its best prior. Of the other priors of an image, the priors with the greatest loss are trained as
+    background, ``negatives`` for each matched prior. The sums are divided by the number of matched priors in the batch,
+    or 1 if there are none (as in torchvision).
 
     Args:
         logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so label 0 is scored by

@@ -198,7 +198,8 @@ class Sounds(Loadable):
 def _place(rest: int, rng: np.random.Generator | None) -> int:
     """Return the position in the file at which a sound begins: random, or centred without ``rng``.
 
-    The file is ``rest`` samples longer than the sound. If negative, so is the position: silence comes first.
+    The file is ``rest`` samples longer than the sound. A negative ``rest`` gives a negative position: the sound begins
+    with silence.
     """
     if rest == 0:
         return 0

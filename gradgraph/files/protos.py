@@ -142,7 +142,7 @@ def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding
 
 
 def _faults(attr: onnx.AttributeProto, domain: str, in_main: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with ``attr``, what is expected, and the remedy, unless content and declared type match."""
+    """Yield the fault of ``attr``, the expected content, and the remedy; nothing if content and declared type match."""
     if attr.type in _SPARSE:
         return
     if attr.ref_attr_name:

@@ -30,7 +30,7 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
-    """Return the first input of the node that computes ``value`` if that is one of ``op_types``, else None."""
+    """Return the first input of the node that computes ``value`` if the node is one of ``op_types``, else None."""
     node = made_by(value, *op_types)
     return None if node is None else input_at(node, 0)
 

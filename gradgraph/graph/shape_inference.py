@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import (
-    LIKE_FIRST,
     Shape,
     broadcast,
-    infer_beyond_onnx,
     is_elementwise,
     operands,
     record_shape,
@@ -93,12 +91,8 @@ def infer_node(node: ir.Node) -> None:
         shape = broadcast(*[recorded_shape(v) for v in operands(node)])
         record_shape(node.outputs[0], shape)
         return
-    if node.domain == "" and node.op_type in LIKE_FIRST:
-        infer_beyond_onnx(node)
-        return
     if all(v is None or v.type is not None for v in node.inputs):
         Rules().infer_node(node)
-    infer_beyond_onnx(node)
 
 
 def infer_nodes(nodes: Iterable[ir.Node], opset: int) -> None:
@@ -107,5 +101,4 @@ def infer_nodes(nodes: Iterable[ir.Node], opset: int) -> None:
     for node in nodes:
         if not node.domain and all(v is None or v.type is not None for v in node.inputs):
             rules.infer_node(node)
-            infer_beyond_onnx(node)
     rules.take_back()

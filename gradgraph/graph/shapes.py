@@ -17,7 +17,6 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
-from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.schemas import Signature, schema_of, signature
 
 OPSET = 21  # the opset of the normal form: the newest for which stock onnxruntime has all of its CPU kernels
@@ -139,32 +138,6 @@ def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
 # --- inference, one node at a time ---------------------------------------------------------------
 
 
-def infer_beyond_onnx(node: ir.Node) -> None:
-    """Record output shapes that ONNX's rules do not infer at any opset, such as shapes of sequence elements."""
-    if node.domain != "":
-        return
-    if node.op_type in LIKE_FIRST and node.inputs[0] is not None:
-        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX has no rule for GroupNormalization
-    if node.outputs[0].shape is not None:
-        return
-    shape = beyond_onnx(node, [recorded_shape(v) for v in node.inputs])
-    for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
-        record_shape(out, shape)
-    for out, axes in zip(node.outputs, axes_of(node.op_type)[1], strict=False):
-        if out.shape is None and axes.least == axes.most:
-            record_shape(out, (None,) * axes.least)
-
-
-def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape of the first output (of any output of a Split) by our own rules, or None if none applies."""
-    if node.op_type in LIKE_FIRST:
-        return given[0] if given else None
-    if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
-        return given[0][0] if given[0] else None, None, None, 2
-    rank = _rank(node, given)
-    return None if rank is None else (None,) * rank
-
-
 FAILURES = (  # raised by ONNX shape inference if it cannot infer a shape, or rejects the node
     onnx.shape_inference.InferenceError,
     onnx.checker.ValidationError,
@@ -235,15 +208,6 @@ def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
     return reaches, list(strides), list(attributes.get_ints("pads") or [0] * (2 * rank))
 
 
-def of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape that all elements of the output sequence share; None if the rank is unknown or differs."""
-    if node.op_type == "SequenceConstruct":
-        return functools.reduce(common, known)
-    if node.op_type == "SequenceInsert":
-        return common(known[0], known[1])
-    return known[0] if node.op_type in ON_SEQUENCES else None
-
-
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
     """Return the sizes equal in ``a`` and ``b``, None for other axes; None if the ranks are unknown or differ."""
     if a is None or b is None or len(a) != len(b):
@@ -251,28 +215,6 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
 
 
-def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """Return the rank of the first output where ONNX infers none, such as for unknown kernel sizes; None if unknown."""
-    if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
-        return 2 + len(kernel)
-    if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
-        return next((len(s) for s in known[:2] if s is not None), None)
-    keeps_axes = node.op_type.startswith("Reduce") and node.attributes.get_int("keepdims", 1) == 1
-    if node.op_type in _KEEP_RANK or keeps_axes:
-        return None if not known or known[0] is None else len(known[0])
-    place = _SIZES.get(node.op_type, len(known))
-    sizes = known[place] if place < len(known) else None
-    length = sizes[0] if sizes is not None and len(sizes) == 1 else None
-    if not isinstance(length, int) or length > MOST_AXES:
-        return None
-    if node.op_type == "Expand":  # the target may have fewer axes than the expanded tensor
-        return None if known[0] is None else max(length, len(known[0]))
-    return length
-
-
-_KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
-ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
-_SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # index of the input that holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
@@ -290,9 +232,6 @@ def is_elementwise(node: ir.Node) -> bool:
 def operands(node: ir.Node) -> Sequence[ir.Value | None]:
     """Return the inputs of an elementwise node that broadcast together; of a Clip only the first, not the bounds."""
     return node.inputs[:1] if node.op_type == "Clip" else node.inputs
-
-
-LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 
 def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:

@@ -14,7 +14,7 @@ from gradgraph.graph.checks import WITH_BODIES, subgraphs
 from gradgraph.graph.nodes import input_at
 from gradgraph.graph.schemas import FIXED_TYPES, schema_of, signature
 from gradgraph.graph.size_context import PLAIN, Context
-from gradgraph.graph.size_rules_of_operators import OWN, enter
+from gradgraph.graph.size_rules_of_operators import OWN, enter, record_rank
 
 _MOST_VECTOR = 4096
 _ALIAS = "gradgraph.name"
@@ -86,14 +86,16 @@ class Rules(Context):
         """Record the types and shapes of the outputs of ``node`` as far as they follow from its inputs."""
         version = node.version or self.get_opset_version(node.domain)
         rule = (OWN.get(node.op_type) or registry.get("", node.op_type, version)) if node.domain == "" else None
-        if _is_long(node):
-            return
         if node.domain == "":
             _set_types(node, version)
-        if rule is not None:
+        if _is_long(node):
+            pass
+        elif rule is not None:
             self._attempt(rule, node)
         elif schema_of(node.op_type, version, node.domain) is not None:
             self._attempt(_by_onnx, node)
+        if node.domain == "":
+            record_rank(node)
 
     def _attempt(self, rule: Callable[[Rules, ir.Node], None], node: ir.Node) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx_shape_inference import registry
 
 from gradgraph.graph import shapes
 from gradgraph.graph.nodes import input_at
+from gradgraph.graph.ranks import MOST_AXES, axes_of
 from gradgraph.graph.size_context import MOST_DATA, Context
 
 Rule = Callable[[Context, ir.Node], None]
@@ -80,7 +82,7 @@ def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
 def _resize(rules: Context, node: ir.Node) -> None:
     """Infer Resize or Upsample with float32 products, as runtimes compute them.
 
-    The package multiplies exactly, and rounds down where one scale is chosen for all axes.
+    onnx-shape-inference multiplies exactly, and rounds down where one scale is chosen for all axes.
     """
     dims = shapes.recorded_shape(node.inputs[0])
     if dims is None:
@@ -145,8 +147,8 @@ def _split(rules: Context, node: ir.Node) -> None:
 def _slice(rules: Context, node: ir.Node) -> None:
     """Infer Slice.
 
-    The package assumes default values for axes and steps computed at run time, and assumes that a symbolic end reaches
-    the end of the axis.
+    onnx-shape-inference assumes default values for axes and steps that are computed at run time, and that a symbolic
+    end reaches the end of the axis.
     """
     x, out = node.inputs[0], node.outputs[0]
     dims = None if x is None else shapes.recorded_shape(x)
@@ -229,8 +231,15 @@ def _sequence(rules: Context, node: ir.Node) -> None:
         if (dims := given[0]) is not None:
             at = axis % (len(dims) + new)
             rules.record(out, [*dims[:at], None, *dims[at + 1 - new :]])
-    elif (shared := shapes.of_elements(node, given)) is not None and out.shape is None:
+    elif (shared := _of_elements(node, given)) is not None and out.shape is None:
         out.shape = ir.Shape(shared)
+
+
+def _of_elements(node: ir.Node, given: Sequence[shapes.Shape | None]) -> shapes.Shape | None:
+    """Return the sizes that all elements of the output sequence share, or None if the rank is unknown or not shared."""
+    if node.op_type == "SequenceConstruct":
+        return functools.reduce(shapes.common, given)
+    return shapes.common(given[0], given[1]) if node.op_type == "SequenceInsert" else given[0]
 
 
 def _unique(rules: Context, node: ir.Node) -> None:
@@ -243,8 +252,42 @@ def _unique(rules: Context, node: ir.Node) -> None:
         rules.record(out, [None])
 
 
+def record_rank(node: ir.Node) -> None:
+    """Record the ranks of outputs whose sizes no rule infers, such as those of a pool whose input is unknown."""
+    first = node.outputs[0]
+    if first.shape is None:
+        given = [*map(shapes.recorded_shape, node.inputs)]
+        if node.op_type == "STFT" and given[0]:  # for one signal per row: frames, frequencies, and a complex number
+            shapes.record_shape(first, (given[0][0], None, None, 2))
+        elif (rank := _rank(node, given)) is not None:
+            for out in node.outputs if node.op_type == "Split" else [first]:
+                shapes.record_shape(out, (None,) * rank)
+    for out, axes in zip(node.outputs, axes_of(node.op_type)[1], strict=False):
+        if out.shape is None and axes.least == axes.most:
+            shapes.record_shape(out, (None,) * axes.least)
+
+
+def _rank(node: ir.Node, known: Sequence[shapes.Shape | None]) -> int | None:
+    if node.op_type in shapes.POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
+        return 2 + len(kernel)
+    if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
+        return next((len(s) for s in known[:2] if s is not None), None)
+    reduces = node.op_type.startswith("Reduce") and node.attributes.get_int("keepdims", 1) == 1
+    if node.op_type == "Split" or reduces:
+        return None if not known or known[0] is None else len(known[0])
+    place = {"ConstantOfShape": 0, "Expand": 1}.get(node.op_type)
+    sizes = None if place is None else known[place]
+    length = sizes[0] if sizes is not None and len(sizes) == 1 else None
+    if not isinstance(length, int) or length > MOST_AXES:
+        return None
+    if node.op_type == "Expand":  # the target may have fewer axes than the expanded tensor
+        return None if known[0] is None else max(length, len(known[0]))
+    return length
+
+
+_ON_SEQUENCES = ("SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert")
 OWN: dict[str, Rule] = {
-    **dict.fromkeys(("ConcatFromSequence", *shapes.ON_SEQUENCES), _sequence),
+    **dict.fromkeys(("ConcatFromSequence", *_ON_SEQUENCES), _sequence),
     "Slice": _slice,
     "Split": _split,
     "Unique": _unique,

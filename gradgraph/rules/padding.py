@@ -94,7 +94,7 @@ def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
 
 
 def _folded(op: Builder, dy: Var, size: Var, axis: int, before: int, after: int, mode: str) -> Var:
-    """Return the vjp of padding one axis: the inner part of ``dy``, plus each border where it was copied from."""
+    """Return the vjp of padding one axis: the inner part of ``dy``, with each border added to its source elements."""
 
     def placed(start: int, stop: int, step: int, left: Var, right: Var) -> Var:
         run = op.Slice(dy, [start], [stop], [axis], [step])

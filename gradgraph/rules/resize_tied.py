@@ -136,7 +136,7 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
 
 
 def _gaps(op: Builder, c: Var, taps: Var) -> Var:
-    """Return the distances c[o] - i of each output's coordinate from inputs i, as [outputs, taps]."""
+    """Return the distances c[o] − i of output coordinates from the input indices i in ``taps``: [outputs, taps]."""
     return op.Unsqueeze(c, [1]) - taps
 
 

@@ -10,7 +10,7 @@ KERNELS: list[type[OpRun]] = []
 
 
 class Kernel(OpRun):  # type: ignore[misc]
-    """A kernel of the ONNX operator called like its class; classes with a leading ``_`` are base classes."""
+    """A kernel of the ONNX operator with the name of its class; classes with a leading ``_`` are base classes."""
 
     op_domain = ""
 

@@ -158,7 +158,7 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
 
 
 def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """Yield the largest variable input of each node to copy that reads no copied value; the copy waits for it."""
+    """Yield the inputs for which copies must wait: the largest variable of each of ``nodes`` that reads no copy."""
     made = set(copies)
     for node in nodes:
         read = list(reads(node))

@@ -367,9 +367,9 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """Return the last tensor (in a list) that concatenates the values at ``places``, and the view of each in it.
+    """Return [the last tensor that contains the concatenated values at ``places``], and each value's view of it.
 
-    None if no Concat, of these values only, reads them.
+    None unless a Concat of exactly these values is their only reader.
     """
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):

@@ -143,7 +143,7 @@ def fused_matmul_by_tiles(
 ) -> Var | None:
     """Write FusedMatMul, ``α·a·b`` with each factor optionally transposed, as one native node.
 
-    None unless the factors are float32 of known shapes; also for ``transBatchA`` or ``transBatchB``.
+    None unless the factors are float32 of known shapes, and ``transBatchA`` and ``transBatchB`` are 0.
     """
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 

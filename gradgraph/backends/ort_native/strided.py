@@ -209,7 +209,10 @@ class Destination:
     back: tuple[Move, ...] = field(default=(), compare=False)
 
     def view(self, whole: Strided | None = None) -> Strided | None:
-        """Return where the tensor's elements are in ``value``, or in ``whole``, a view of it; None if not strided."""
+        """Return the view of the tensor's elements in ``value``; None if it is not strided.
+
+        If set, ``whole`` is the view of a larger tensor that contains ``value``.
+        """
         sizes = sizes_of(self.value)
         view = Strided.whole(sizes) if whole is None and sizes is not None else whole
         for move in reversed(self.back):

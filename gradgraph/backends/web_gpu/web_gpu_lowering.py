@@ -25,7 +25,7 @@ def fill_fours(model: ir.Model) -> None:
 
 
 def _may_be_wrong(node: ir.Node) -> bool:
-    """Return whether the Conv has 6, 9, 15, … input channels and filters in fours, which may be computed wrong."""
+    """Return whether the result of a Conv may be wrong: for 6, 9, 15, … input channels and 4, 8, … filters."""
     weight = shape_of(node.inputs[1])
     if weight is None or attributes(node).get("group", 1) != 1:
         return False

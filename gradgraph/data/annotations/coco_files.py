@@ -112,7 +112,7 @@ def _json_at(path: Path) -> Path:
 
 
 def _classes(table: Fields) -> tuple[list[str], dict[int, int]]:
-    """Return category names in the order of their ids, and id → class number."""
+    """Return category names in the order of their ids, and the class number of each id."""
     entries = tables_of(table.value("categories"), "categories")
     by_id = {entry.whole("id"): entry.text("name") for entry in entries}
     return [by_id[key] for key in sorted(by_id)], {key: i for i, key in enumerate(sorted(by_id))}
@@ -156,7 +156,7 @@ def _box(entry: Fields) -> tuple[float, ...]:
 
 
 def _folder_of(file: Path, name: str) -> Path:
-    """Return the folder of the image ``name``: of the annotation file, ``images``, or as in COCO's archives."""
+    """Return the folder of the image ``name``: the one of ``file``, its ``images``, or those of COCO's archives."""
     split = file.stem.removeprefix("instances_")
     near = [file.parent, file.parent / "images", file.parent / split, file.parent / "images" / split]
     around = file.parent.parent

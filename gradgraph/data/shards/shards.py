@@ -430,8 +430,8 @@ def shards(
         data = gg.shards("train-{000..099}.tar", {"x": "jpg", "target": "cls"}, size=(224, 224))
         trainer.fit(data, epochs=3, batch_size=64)
 
-    Consecutive members with the same name up to the first dot are one sample: ``000000.jpg``, ``000000.cls``.
-    Supported are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of numbers and class
+    Consecutive members with the same name up to the first dot are one sample: ``000000.jpg``, ``000000.cls``. Supported
+    members are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of numbers and class
     names) and images; pickles are never loaded.
 
     This function reads only the headers. Samples are read from the shards during training, with only a few

@@ -343,7 +343,7 @@ def rows_in(path: Path) -> int:
 def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> Source:
     """Return a source of the user's data.
 
-    Supported are: a dict or tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas,
+    Supported data: a dict or tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas,
     polars or Arrow, or the path of a ``.csv``, ``.parquet``, …), which may list image files; a folder of images;
     shards; a dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that
     returns one. Batches are dicts by name, or tuples in the order inputs, targets.

@@ -61,7 +61,7 @@ class TextForm:
         return self.words is not None and len(target.shape) == 2
 
     def like(self, known: Mapping[str, Any]) -> TextForm:
-        """Return a copy completed by ``known``, the fields in training; columns only if none is decided here."""
+        """Return a copy with missing fields from ``known``, the fields in training; columns only if all are missing."""
         read = {} if self.read else {name: value for name, value in known.items() if name != "tokenizer"}
         return replace(self, **{**read, "length": self.length or known.get("length")})
 

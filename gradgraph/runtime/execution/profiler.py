@@ -72,7 +72,7 @@ class Profile:
     seconds: float
 
     def layers(self) -> dict[str, dict[str, float]]:
-        """Return layer → place (such as "forward") → seconds per step, with the slowest layer first."""
+        """Return seconds per step by layer and place (such as "forward"), with the slowest layer first."""
         found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PLACES, 0.0))
         for n in self.nodes:
             found[n.layer][n.place] += n.seconds
@@ -86,7 +86,7 @@ class Profile:
         return dict(sorted(found.items(), key=lambda row: -row[1]))
 
     def places(self) -> dict[str, float]:
-        """Return place → seconds per step; the places are "forward", "loss", "backward", "update" and "other"."""
+        """Return seconds per step by place: "forward", "loss", "backward", "update" and "other"."""
         return {place: sum(n.seconds for n in self.nodes if n.place == place) for place in PLACES}
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return output → class names and ``Scores.computed``, for outputs with class scores."""
+    """Return the class names and ``Scores.computed`` of each output with class scores, by name."""
     shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
     probable = [v.name or "" for v in model.graph.outputs if probabilities(v) is not None]
     return {one.output: (one.classes, one.computed) for one in scores_of(names, shapes, probable)}

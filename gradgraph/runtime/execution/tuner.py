@@ -185,7 +185,7 @@ def graphics_card(number: int) -> str:
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
-    """Return machine → key of a call → name of the fastest form, from the cache file; empty if it cannot be read."""
+    """Return the fastest form's name by machine and key of a call, from the cache file; empty if unreadable."""
     if cache is not None:
         check_ours(cache)
     try:

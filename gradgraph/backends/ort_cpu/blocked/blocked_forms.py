@@ -174,7 +174,10 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """Return the column [N, C, 1, 1] and the number if ``call`` multiplies them as an image; else None."""
+    """Return the column [N, C, 1, 1] and the number if ``call`` multiplies the column by a constant image.
+
+    None for any other call. In a constant image, all pixels are the same number.
+    """
     first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1

@@ -123,9 +123,9 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
 
 
 def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
-    """Return P[1]: whether the first element of each window equals its maximum ``largest``.
+    """Return P[1] (module docstring): 1 if the first element of each window equals its maximum ``largest``, else 0.
 
-    A convolution of x with one tap adds −largest and applies the ramp. In padding, read as 0, −∞ is added.
+    A convolution of x with one tap adds −largest and applies the ramp. Padding is read as 0, so −∞ is added there.
     """
     starts = np.arange(line.count) * line.stride - line.begin
     outside = np.where((starts < 0) | (starts >= line.size), -np.inf, 0).astype(np.float32)

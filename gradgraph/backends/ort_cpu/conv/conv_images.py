@@ -4,8 +4,8 @@
 
     y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY)
 
-where S says which tap of which window reads which pixel. The weights are used unchanged: only x and y are transposed.
-This suits small maps with many channels, where most memory traffic is due to weights.
+where S maps each tap of each window to the pixel that it reads. The weights are used unchanged: only x and y are
+transposed. This suits small maps with many channels, where most memory traffic is due to weights.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def serves(conv: Layer) -> bool:
 
 
 def pays(conv: Layer, backwards: bool = False) -> bool:
-    """Return whether the saved products outweigh the passes over x and y or, with ``backwards``, over dy and dx."""
+    """Return whether saved multiplications outweigh transforms of x and y (with ``backwards``, of dy and dx)."""
     if conv.images * conv.windows < LEAST_WINDOWS_FOR_TILES:
         return False
     if conv.images * (conv.c * math.prod(conv.size) + conv.m * math.prod(conv.count)) > MOST_NUMBERS:
@@ -139,7 +139,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """Return ``G w`` for each point as NCHWc weights of one row of taps; ``blocks`` have ``down`` rows."""
+    """Return, for each point, its row of ``G w`` as NCHWc weights with one vertical tap; ``blocks`` has all taps."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)

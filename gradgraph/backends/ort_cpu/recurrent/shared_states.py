@@ -46,7 +46,8 @@ LEAST_WORK = 1 << 18  # minimum multiplications of a gate's recurrent product, H
 def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None = None) -> ir.Model:
     """Rewrite every large float32 layer together with its gradient operator, in place.
 
-    ``run_of`` returns, for a gradient operator, the function that writes a direction's forward pass; default: loops.
+    ``run_of`` returns, for a gradient operator, the function that writes a direction's forward pass; by default
+    ``StockRun.of``, which writes a loop.
     """
     editor = Editor(model)
     for layer, gradients in _pairs(model):

@@ -95,7 +95,7 @@ def multi_head_attention(
     scale: float = 0.0,
     mask_filter_value: float = -10000.0,
 ) -> Any:
-    """Attend; keys and values may be packed with the query, [batch, length, hidden], or split into heads.
+    """Compute attention; keys and values may be packed with the query, [batch, length, hidden], or split into heads.
 
     With ``past_length``, past and present are buffers of equal length, which may be longer than the number of tokens.
     """

@@ -36,12 +36,12 @@ def convert_to_opset(model: ir.Model) -> bool:
 
 
 def convert_below(model: ir.Model, least: int) -> bool:
-    """Convert a model of an opset before ``least``, whose types are inferred; return True if it was one."""
+    """Convert a model with inferred types if its opset is below ``least``; return True if it was converted."""
     return model.opset_imports.get("", OPSET) < least and convert_to_opset(model)
 
 
 def convert_old(model: ir.Model) -> bool:
-    """Convert a model with nodes of opset 1 to 6; return True if there were any.
+    """Convert a model if it has nodes of opset 1 to 6; return True if it was converted.
 
     ONNX cannot infer the types of all operators of these opsets, so each node's types are inferred after its
     conversion.

@@ -8,9 +8,9 @@
 4. Bodies of If, Loop and Scan are separate scopes: a node in a body does not merge with an outer node.
 
 The following are never merged: operators that draw random numbers, even if only in training mode; BatchNormalization,
-which updates its own statistics, and the nodes that compute its scratch tensors in training mode, which onnxruntime
-overwrites; operators with bodies; and operators of unknown domains. A value with ``FAN_OUT`` readers gets no more
-readers, because session creation time is quadratic in their number.
+which updates its own statistics, and the nodes that compute its scratch tensors in training mode, because onnxruntime
+overwrites these tensors; operators with bodies; and operators of unknown domains. A value with ``FAN_OUT`` readers gets
+no more readers, because session creation time is quadratic in their number.
 
 onnx-ir's own pass is not used: it merges Dropouts, operators of unknown domains, and attributes 0.0 and -0.0, skips
 bodies, and misses points 1 and 2 for orders of inputs, constants and shapes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -59,14 +59,11 @@ def _infer(model: ir.Model) -> bool:
         return True
     if model.opset_imports.get("") != shapes.OPSET:
         return False  # our own rules support only that opset
-    untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
     unknown = [v for v in values_of(model) if v.shape is None]
     reset_inference(unknown)
     found = [v for v in unknown if shape_of(v) is not None]
     found_by_readers = record_required_ranks(v for v in unknown if v.shape is None)
-    for node in untyped:
-        shapes.infer_beyond_onnx(node)
-    return bool(found) or found_by_readers or any(n.outputs[0].type is not None for n in untyped)
+    return bool(found) or found_by_readers
 
 
 def _forget_all(model: ir.Model) -> None:
@@ -119,7 +116,6 @@ def correct_shapes(model: ir.Model) -> bool:
     if all(v.shape is None for node in nodes for v in node.outputs):
         return False
     derived = derived_shapes(model)
-    _derive_more(nodes, derived)
     only_ranks = any("auto_pad" in n.attributes for n in nodes)
     lies = {v for n in nodes for i, v in enumerate(n.outputs) if _is_wrong(n, i, derived, only_ranks)}
     if lies:
@@ -130,16 +126,6 @@ def correct_shapes(model: ir.Model) -> bool:
             shapes.record_shape(value, derived.get(value.name or ""))
         infer_shapes(model)
     return bool(lies)
-
-
-def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> None:
-    """Add shapes to ``derived`` that only our own rules infer, such as the rank of a pool of unknown size."""
-    for node in nodes:
-        first = node.outputs[0].name if node.outputs and node.domain == "" else None
-        if first and first not in derived:
-            given = [None if v is None else derived.get(v.name or "") for v in node.inputs]
-            if (shape := shapes.beyond_onnx(node, given)) is not None:
-                derived[first] = shape
 
 
 def _is_wrong(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_ranks: bool) -> bool:
