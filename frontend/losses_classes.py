@@ -51,6 +51,12 @@ def labels(axis: int, ignore_index: int | None = None) -> Target:
         shape = scores.shape or (None,) * scores.rank
         at = class_axis(shape, axis)
         classes = shape[at]
+        if classes == 1:
+            raise BuildError(
+                "a classification loss requires one output per class, but the model has a single output",
+                remedy="use the loss mse for a number, or bce_with_logits for one of two classes",
+                shell="add --loss mse for a number, or --loss bce_with_logits for one of two classes",
+            )
         spec = over(scores, [i for i in range(len(shape)) if i != at], ir.DataType.INT64)
         if isinstance(classes, int):
             return spec._replace(classes=classes, ignore_index=ignore_index)

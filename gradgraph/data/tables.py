@@ -448,7 +448,8 @@ def _unfitting(
     return DataError(
         f"{has}: {why}",
         remedy=f"rename or choose columns, or pass each as an array: {{{parts}}}",
-        shell="rename its columns, or drop those that are not inputs of the model",
+        shell="rename its columns, or drop those that are not inputs of the model from the table, or by --preprocess auto "
+        "with --column NAME=drop",
     )
 
 
@@ -507,7 +508,7 @@ class _Columns(Frame):
         if learnt is not None and learnt.classes and takes_labels(spec):
             classes = Classes(learnt.classes)
         if not isinstance(spec, TargetSpec) or not _are_labels(self[column], spec, classes):
-            numbers = self._numbers(column).reshape(shape)
+            numbers = self._numbers(column, is_target=isinstance(spec, TargetSpec)).reshape(shape)
             return (numbers if learnt is None else numbers.astype(numpy_dtype(spec.dtype))), None
         numbers, classes = labelled(self[column], spec, classes, f"the column '{shown(column)}'", whole=whole)
         return numbers.reshape(shape), classes
@@ -515,17 +516,26 @@ class _Columns(Frame):
     def is_text(self, name: str) -> bool:
         return self[name].dtype.kind in "OUT"
 
-    def _numbers(self, name: str, may_have_gaps: bool = False) -> Array:
+    def _numbers(self, name: str, may_have_gaps: bool = False, is_target: bool = False) -> Array:
         array = with_numbers(name, self[name])
         if array.dtype.kind not in "biuf":
             raise DataError(
-                f"the column '{shown(name)}' contains {array.dtype}, not numbers; encode it as numbers, or drop it"
+                f"the column '{shown(name)}' contains {array.dtype}, not numbers",
+                **_remedies("encode it as numbers, or drop it", is_target),
             )
         if not may_have_gaps and array.dtype.kind == "f" and (gaps := int(np.isnan(array).sum())):
             raise DataError(
-                f"the column '{shown(name)}' has {gaps} missing value{'s' if gaps > 1 else ''}; fill or drop those rows"
+                f"the column '{shown(name)}' has {gaps} missing value{'s' if gaps > 1 else ''}",
+                **_remedies("fill or drop those rows", is_target),
             )
         return array
+
+
+def _remedies(own: str, is_target: bool) -> dict[str, str]:
+    """Return the remedies for a column that contains more than numbers: ``own``, and preprocessing of an input."""
+    plan = "gradgraph.preprocess.fit(frame, target='…')"
+    python, shell = f"trainer.names = gradgraph.DataNames(preprocess={plan})", "add --preprocess auto"
+    return {"remedy": own if is_target else f"{own}; or {python}", "shell": own if is_target else f"{own}; or {shell}"}
 
 
 def array_labels(

@@ -90,7 +90,7 @@ class Run:
     preprocess: str | None = spelled(
         '"auto" learns the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and '
         "makes it part of the exported model. Always on with start.",
-        one_of(("auto",)).or_none(), "data", choices=("auto",), default=None,
+        one_of(("auto",)).or_none(), "data", choices=("auto",), default=None, metavar="auto",
         in_shell="Learn the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and "
         "make it part of the exported model. Always on with --model.",
     )  # fmt: skip

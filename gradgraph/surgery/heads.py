@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -152,8 +153,7 @@ def _find(output: ir.Value) -> _Head:
             raise ModelError(
                 f"no last linear layer found for the output '{shown(output.name)}': the search ended "
                 f"at {_called(node)}, which is neither a linear layer nor an activation",
-                remedy="cut the model at an inner value first: gg.surgery.cut(model, outputs=...)",
-                shell="cut the model at an inner value first: gradgraph surgery MODEL --output VALUE",
+                **_cut_before(node),
             )
         if source is not None:
             value = source
@@ -161,6 +161,29 @@ def _find(output: ir.Value) -> _Head:
         f"no last linear layer found for the output '{shown(output.name)}': the search ended at '{shown(value.name)}', "
         "which no node computes; choose another output"
     )
+
+
+def _cut_before(end: ir.Node) -> dict[str, str]:
+    """Return the remedies if the search for the layer ended at ``end``: cut at the nearest linear layer before it."""
+    queue, seen = deque([end]), {end}
+    while queue:
+        node = queue.popleft()
+        if node.op_type in _LINEAR and node.domain in DOMAINS and layer_at(node) is not None:
+            users = node.outputs[0].consumers()
+            added = users[0] if len(users) == 1 and users[0].op_type == "Add" else None
+            biased = added is not None and _withstored(added)[0] is node.outputs[0]
+            name = shown((added if biased and added is not None else node).outputs[0].name)
+            return {
+                "remedy": f"cut the model at the linear layer before it: gg.surgery.cut(model, outputs='{name}')",
+                "shell": f"cut the model at the linear layer before it: add --output '{name}'",
+            }
+        before = [p for v in node.inputs if v is not None and (p := v.producer()) is not None and p not in seen]
+        seen.update(before)
+        queue.extend(before)
+    return {
+        "remedy": "cut the model at an inner value first: gg.surgery.cut(model, outputs=...)",
+        "shell": "cut the model at an inner value first: gradgraph surgery MODEL --output VALUE",
+    }
 
 
 def _does_nothing(node: ir.Node) -> bool:

@@ -88,6 +88,13 @@ def test_other_tables_are_refused(name: str, made: Callable[[Any], Any]) -> None
         fitted(made(columns))
 
 
+@pytest.mark.parametrize("name", ["gaps", "text", "a column too many"])
+def test_the_remedy_in_the_shell_is_preprocessing(name: str) -> None:
+    with pytest.raises(DataError) as raised:
+        fitted(pandas_frame(BAD[name][0]))
+    assert "--preprocess auto" in raised.value.in_shell()
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".feather", ".jsonl"])
 def test_files_of_tables(suffix: str, tmp_path: Path) -> None:
     frame, path = pandas_frame(COLUMNS), tmp_path / f"data{suffix}"

@@ -96,6 +96,13 @@ def test_sizes_that_do_not_fit_are_refused(sizes: Any, error: type[Exception], s
         gg.build(small_cnn(), sizes=sizes)
 
 
+def test_negative_sizes_are_unknown() -> None:
+    model = small_cnn()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as old exporters write any size
+    step = gg.build(model, sizes={"x": [8, 1, 4, 4]})
+    assert step.manifest.inputs[0].shape == (8, 1, 4, 4)
+
+
 # --- float16 ------------------------------------------------------------------------------------------------
 
 

@@ -176,6 +176,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_one_output_is_no_choice_of_classes() -> None:
+    with pytest.raises(gg.GradgraphError, match="one output per class, but the model has a single output"):
+        gg.build(model(["batch", 1], LOGITS[:, :1]), "cross_entropy")
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_requests_are_one_sentence(name: str) -> None:
     arguments, says = BAD[name]

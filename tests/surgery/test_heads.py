@@ -168,6 +168,7 @@ def test_only_the_head_is_trained(tmp_path: Path) -> None:
     [
         ("y = Relu(x)", "the search ended at 'x'"),
         ("p = MatMul(x, w) y = Exp(p)", "the search ended at Exp"),
+        ("p = MatMul(x, w) q = Add(p, b) y = Exp(q)", "cut(model, outputs='q')"),
         ("y = Gemm(x, x)", "multiplies two computed tensors"),
         ("p = MatMul(x, w) t = Constant<value_ints=[5, 5]>() y = Reshape(p, t)", "has the size 5 twice"),
         ("p = MatMul(x, w) y = Add(p, m)", "the search ended at Add"),
@@ -177,7 +178,7 @@ def test_what_is_no_head(nodes: str, says: str) -> None:
     made = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g (float[5, 6] x) => (float[5, n] y) {{ {nodes} }}'
     )
-    for key, shape in {"w": (6, 5), "m": (5, 5)}.items():
+    for key, shape in {"w": (6, 5), "m": (5, 5), "b": (5,)}.items():
         made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), key))
     with pytest.raises(ModelError) as raised:
         surgery.new_head(made, 7)

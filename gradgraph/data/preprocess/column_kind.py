@@ -23,12 +23,14 @@ class ColumnKind:
         name: the kind's name in overrides, help and files.
         takes_text: whether the model reads the column as text; otherwise as float64.
         is_index: whether the features are int64 category indices; otherwise they are float32.
+        indicator: whether an additional feature marks missing values, if training data have some.
         gaps: the fraction of training rows whose value is missing.
     """
 
     name: ClassVar[str]
     takes_text = False
     is_index = False
+    indicator = True
     gaps: float = 0.0
 
     @property
@@ -38,8 +40,13 @@ class ColumnKind:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether training data have missing values, so that an additional feature marks them."""
+        """Whether training data have missing values."""
         return self.gaps > 0
+
+    @property
+    def marks_gaps(self) -> bool:
+        """Whether an additional feature marks missing values."""
+        return self.has_gaps and self.indicator
 
     def read(self, column: str, values: Array) -> Array:
         """Return a column in the form that the nodes read: text [rows], or float64 [rows].

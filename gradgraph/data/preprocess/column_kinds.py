@@ -65,13 +65,14 @@ KINDS: Table[type[Any]] = Table("kind of column")
 
 @dataclass(frozen=True)
 class Number(ColumnKind):
-    """A number, standardised; missing values become the mean, and an additional feature marks them.
+    """A number, standardised; missing values become the mean.
 
     Attributes:
         mean, std: mean and standard deviation of the training values that are not missing; 0 and 1 for no scaling.
         fill: replacement of missing values.
         low, high: range of the training data.
         durations: whether training data are durations, which are read as seconds.
+        indicator: whether an additional feature marks missing values.
     """
 
     name = "number"
@@ -81,25 +82,25 @@ class Number(ColumnKind):
     low: float
     high: float
     durations: bool = False
+    indicator: bool = True
 
     def __post_init__(self) -> None:
         self.check(all(map(is_number, (self.mean, self.std, self.fill, self.low, self.high))))
-        self.check(self.std > 0, isinstance(self.durations, bool))
+        self.check(self.std > 0, isinstance(self.durations, bool), isinstance(self.indicator, bool))
 
     @classmethod
-    def learn(cls, column: str, values: Array, *, scale: bool = True) -> Number:
+    def learn(cls, column: str, values: Array, *, scale: bool = True, indicator: bool = True) -> Number:
         seconds = durations_in(values)
         numbers = numbers_of(column, values) if seconds is None else seconds
         fill, std = centre(column, numbers)
         mean, divisor = (fill, std) if scale else (0.0, 1.0)
         gaps = share(missing(numbers))
-        return cls(
-            mean, divisor, fill, *ends(numbers), durations=seconds is not None or are_durations(values), gaps=gaps
-        )
+        durations = seconds is not None or are_durations(values)
+        return cls(mean, divisor, fill, *ends(numbers), durations=durations, indicator=indicator, gaps=gaps)
 
     @property
     def parts(self) -> list[str]:
-        return ["", *([" is missing"] if self.has_gaps else [])]
+        return ["", *([" is missing"] if self.marks_gaps else [])]
 
     @property
     def range(self) -> str:
@@ -133,7 +134,7 @@ class Number(ColumnKind):
         zeros = zeros_unless(op, op.IsInf(x), f"{x.value.name} holds an infinite number")
         x = x + op.Cast(zeros, to=float64())
         scaled = as_float((op.Where(gap, self.fill, x) - self.mean) / self.std)
-        return side_by_side(op, [scaled, *([as_float(gap)] if self.has_gaps else [])])
+        return side_by_side(op, [scaled, *([as_float(gap)] if self.marks_gaps else [])])
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Date(ColumnKind):
         form: the date format of the training data, one of ``date_forms.FORMS``.
         zone: whether dates have a time zone.
         has_times: whether training dates have times of day.
+        indicator: whether an additional feature marks missing values.
     """
 
     name = "date"
@@ -64,14 +65,15 @@ class Date(ColumnKind):
     form: str
     zone: bool
     has_times: bool
+    indicator: bool = True
 
     def __post_init__(self) -> None:
         self.check(*map(is_number, (self.mean, self.std, self.low, self.high)))
         self.check(self.std > 0, isinstance(self.form, str) and self.form in FORMS)
-        self.check(isinstance(self.zone, bool), isinstance(self.has_times, bool))
+        self.check(*(isinstance(flag, bool) for flag in (self.zone, self.has_times, self.indicator)))
 
     @classmethod
-    def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
+    def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None, indicator: bool = True) -> Date:
         """Return the date kind with the format and the range learnt from a training column.
 
         ``dayfirst`` determines whether the day precedes the month, if the data do not.
@@ -82,13 +84,13 @@ class Date(ColumnKind):
         mean, std = centre(column, np.array([float(date.year) for date in found]))
         times = any(date.hour or date.minute for date in found)
         low, high = ends(np.array([_days(date) for date in found]))
-        return cls(mean, std, low, high, form.name, zone, times, gaps=share(missing(texts)))
+        return cls(mean, std, low, high, form.name, zone, times, indicator, gaps=share(missing(texts)))
 
     @property
     def parts(self) -> list[str]:
         circles = ["of the year", "of the week", *(["of the day"] if self.has_times else [])]
         cyclic = [f", {part} {circle}" for circle in circles for part in ("sine", "cosine")]
-        return [", year", *cyclic, *([" is missing"] if self.has_gaps else [])]
+        return [", year", *cyclic, *([" is missing"] if self.marks_gaps else [])]
 
     def read(self, column: str, values: Array) -> Array:
         return _read(column, values, FORMS[self.form], self.zone)
@@ -140,7 +142,7 @@ class Date(ColumnKind):
             angle = turn * (2 * math.pi)
             numbers += [op.Sin(angle), op.Cos(angle)]
         numbers = [op.Where(fits, number, 0.0) for number in numbers]
-        return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
+        return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.marks_gaps else [])])
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
         """Emit nodes that split dates into year, month and day (in the format's order), hour, minute, and time zone.

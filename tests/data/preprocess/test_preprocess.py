@@ -334,6 +334,15 @@ def test_a_model_of_another_size_is_told_what_is_made() -> None:
         trainer.fit(frame, progress=False)
 
 
+@pytest.mark.parametrize("name", ["floats with gaps", "dates with gaps"])
+def test_missing_values_need_no_feature_of_their_own(name: str) -> None:
+    frame = pd.DataFrame({name: KINDS[name][0](np.random.default_rng(0))})
+    kind = "date" if name.startswith("dates") else "number"
+    plan = fit(frame, kinds={name: {"kind": kind, "indicator": False}})
+    assert plan == Preprocessing.from_data(plan.as_data())
+    np.testing.assert_array_equal(plan.arrays(frame)["x"], fit(frame).arrays(frame)["x"][:, :-1])
+
+
 TARGETS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "text": (["b", "a"] * 20, ("a", "b")),
     "booleans": ([True, False] * 20, ("False", "True")),

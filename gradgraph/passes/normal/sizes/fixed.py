@@ -69,7 +69,7 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
 def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> None:
     """Set the shape of an input to ``sizes``, and record the sizes of its named dimensions in ``dims``."""
     assert value.shape is not None
-    known = list(value.shape)
+    known = [None if isinstance(d, int) and d < 0 else d for d in value.shape]  # old exporters wrote -1 for any size
     if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):
         written = ", ".join("?" if str(d) == "None" else shown(str(d)) for d in known)
         raise BuildError(f"the input '{shown(value.name)}' has shape [{written}], which does not match {list(sizes)}")
