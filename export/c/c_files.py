@@ -256,13 +256,13 @@ int {name}_load({name}_t *t, const unsigned char *bytes) {{
         declared, passed = [], []
         for name, tensor in f.inputs.items():
             if tensor.shape:
-                declared.append(f"static {tensor.c_type} {c[name]}[{self.upper}_{c[name].upper()}_SIZE];")
+                declared.append(f"    static {tensor.c_type} {c[name]}[{self.upper}_{c[name].upper()}_SIZE];")
                 passed.append(c[name])
             else:
                 passed.append("1" if np.dtype(tensor.dtype).kind in "iub" else "0.01f")
         for name, tensor in f.results.items():
             own = c[f"> {name}"]
-            declared.append(f"static {tensor.c_type} {own}[{max(tensor.size, 1)}];")
+            declared.append(f"    static {tensor.c_type} {own}[{max(tensor.size, 1)}];")
             passed.append(own)
         shown = next((c[f"> {n}"] for n, t in f.results.items() if t.dtype == "float32"), None)
         report = f'        printf("%d %g\\n", i, (double){shown}[0]);\n' if shown else ""
@@ -271,13 +271,13 @@ int {name}_load({name}_t *t, const unsigned char *bytes) {{
 
 #include <stdio.h>
 
-static {self.name}_t state;
-{chr(10).join(declared)}
+static {self.name}_t t;
 
 int main(void) {{
-    {self.name}_init(&state);
+{chr(10).join(declared)}
+    {self.name}_init(&t);
     for (int i = 0; i < 10; i++) {{
-        if ({self.name}_{f.suffix}({", ".join(["&state", *passed])}) != {self.upper}_OK) return 1;
+        if ({self.name}_{f.suffix}({", ".join(["&t", *passed])}) != {self.upper}_OK) return 1;
 {report}    }}
     return 0;
 }}

@@ -20,7 +20,7 @@ from gradgraph.data.preprocess.frames import EXACT, Frame, is_gap, text_of, with
 from gradgraph.data.record.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.errors import DataError, UnmatchedError, counted, listed, shown, suggestion
+from gradgraph.errors import DataError, Remedies, UnmatchedError, counted, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 
@@ -448,7 +448,7 @@ def _unfitting(
     return DataError(
         f"{has}: {why}",
         remedy=f"rename or choose columns, or pass each as an array: {{{parts}}}",
-        shell="rename its columns, or drop those that are not inputs of the model from the table, or by --preprocess auto "
+        shell="rename its columns, or drop those that are not inputs of the model, in the file or by --preprocess auto "
         "with --column NAME=drop",
     )
 
@@ -531,7 +531,7 @@ class _Columns(Frame):
         return array
 
 
-def _remedies(own: str, is_target: bool) -> dict[str, str]:
+def _remedies(own: str, is_target: bool) -> Remedies:
     """Return the remedies for a column that contains more than numbers: ``own``, and preprocessing of an input."""
     plan = "gradgraph.preprocess.fit(frame, target='…')"
     python, shell = f"trainer.names = gradgraph.DataNames(preprocess={plan})", "add --preprocess auto"

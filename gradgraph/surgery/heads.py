@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.data.record.data_names import NAMES_KEY, DataNames
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import ModelError, Remedies, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import is_static
@@ -163,8 +163,8 @@ def _find(output: ir.Value) -> _Head:
     )
 
 
-def _cut_before(end: ir.Node) -> dict[str, str]:
-    """Return the remedies if the search for the layer ended at ``end``: cut at the nearest linear layer before it."""
+def _cut_before(end: ir.Node) -> Remedies:
+    """Return the remedies if the search ended at ``end``: a cut at the nearest linear layer before it."""
     queue, seen = deque([end]), {end}
     while queue:
         node = queue.popleft()

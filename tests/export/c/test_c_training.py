@@ -176,8 +176,9 @@ def test_evaluation_and_prediction_read_the_same_state(optimizer: str, tmp_path:
 
 
 def test_arguments_never_shadow_names_of_the_code() -> None:
-    names = identifiers(["step_1", "gather", "for", "T", "x.y", "x/y", "", "7"])
-    assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7"]
+    names = identifiers(["step_1", "gather", "for", "T", "x.y", "x/y", "", "7", "X_y", "gemm_rows", "uint8_t", "NET_OK"])
+    assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7", "X_y_3",
+                                    "v_gemm_rows", "v_uint8_t", "v_NET_OK"]  # fmt: skip
 
 
 def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
