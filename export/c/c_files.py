@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -171,7 +171,16 @@ class _Writer:
         for name, tensor in f.results.items():
             to = c[f"> {name}"]
             results.append(f"    if ({to}) memcpy({to}, {address(tensor)}, {tensor.nbytes});")
-        return (lambda: [*make(), *results]), True
+        return (lambda: [*self._label_checks(f), *make(), *results]), True
+
+    def _label_checks(self, f: Function) -> Iterator[str]:
+        """Yield code that returns BAD_INDEX for invalid class labels: ONNX counts negative indices from the end."""
+        for name in [n for n in f.inputs if n in self.unit.labels]:
+            spec, own = self.unit.labels[name], f.c_names[name]
+            label = f"{own}[i]" if f.inputs[name].shape else own
+            ignored = "" if spec.ignore_index is None else f" && {label} != {spec.ignore_index}"
+            yield f"    for (int i = 0; i < {f.inputs[name].size}; i++)"
+            yield f"        if (({label} < 0 || {label} >= {spec.classes}){ignored}) return {self.upper}_BAD_INDEX;"
 
     def _function(self, f: Function, body: list[str], checks: bool) -> list[str]:
         whole = "\n".join(body)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import BuildError, shown
 from gradgraph.export.c.c_lowering import lowered
 from gradgraph.export.c.c_memory import planned
@@ -51,6 +52,7 @@ class Unit:
         name: the prefix of all public C names.
         state: the state tensors by their names in the model, in the order of the C struct.
         initial: the initial values of the state tensors, by name.
+        labels: the targets that are class labels, by name.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Unit:
     state: dict[str, Tensor]
     initial: dict[str, np.ndarray]
     kinds: dict[str, str]
+    labels: dict[str, TargetSpec] = field(default_factory=dict)
     text: Text = field(default_factory=Text)
 
     @property

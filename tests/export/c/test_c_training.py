@@ -176,7 +176,9 @@ def test_evaluation_and_prediction_read_the_same_state(optimizer: str, tmp_path:
 
 
 def test_arguments_never_shadow_names_of_the_code() -> None:
-    names = identifiers(["step_1", "gather", "for", "T", "x.y", "x/y", "", "7", "X_y", "gemm_rows", "uint8_t", "NET_OK"])
+    names = identifiers(
+        ["step_1", "gather", "for", "T", "x.y", "x/y", "", "7", "X_y", "gemm_rows", "uint8_t", "NET_OK"]
+    )
     assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7", "X_y_3",
                                     "v_gemm_rows", "v_uint8_t", "v_NET_OK"]  # fmt: skip
 
@@ -218,12 +220,13 @@ def test_a_run_continues_from_a_checkpoint(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, trainer.state.read([name])[name], err_msg=name)
 
 
-def test_a_label_out_of_range_changes_no_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_a_label_out_of_range_changes_no_state(label: int, tmp_path: Path) -> None:
     step = step_of("mlp")
     gg.export.c(step, tmp_path / "c")
     program = Program(tmp_path / "c")
     batch, before = batch_of(step, np.random.default_rng(0)), program.save()
-    batch["target"] = np.full_like(batch["target"], CLASSES)
+    batch["target"] = np.full_like(batch["target"], label)
     assert program.call("step", *batch.values(), 0.1, None, None) == 1
     assert np.array_equal(program.save(), before)
 
