@@ -15,7 +15,7 @@ CAUSES = 2
 ALLOWED = ("products", "attention", "convolutions")  # operator classes with a part in the floor
 # attention consists of products or of a single kernel
 CAUSE_OF = dict.fromkeys(ALLOWED[:2], "products and attention")
-COLUMNS = {"of it products": ALLOWED[:2], "convolutions": ALLOWED[2:], "memory": ("memory",)}
+COLUMNS = {"floor: products": ALLOWED[:2], "floor: convolutions": ALLOWED[2:], "floor: memory": ("memory",)}
 CLOCKS = {"wall": "", "processor": ", one thread, processor time"}
 
 TEXT = """## What the processor could do
