@@ -137,8 +137,9 @@ def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
     ``state`` is the size of the step's state in bytes, which affects the size of the arena's first region.
     """
     work: ir.Model = ir.from_proto(model)
+    region = region_for(state, _most_alive(work.graph))
     infer_shapes(work)
-    return Walk(work.graph, region_for(state, most_alive(model)))
+    return Walk(work.graph, region)
 
 
 def most_alive(model: onnx.ModelProto) -> int:
@@ -146,7 +147,11 @@ def most_alive(model: onnx.ModelProto) -> int:
 
     No tensor reuses memory, and bodies of nodes do not count. It takes about 70 µs per node.
     """
-    walk = Walk(ir.from_proto(model).graph)
+    return _most_alive(ir.from_proto(model).graph)
+
+
+def _most_alive(graph: ir.Graph) -> int:
+    walk = Walk(graph)
     return max(bytes_alive(((t.first, t.last, t.bytes) for t in walk.tensors), len(walk.nodes) + 1))
 
 

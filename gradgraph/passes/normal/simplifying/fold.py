@@ -14,7 +14,6 @@ from gradgraph.graph.prune import prune_graph
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import FOLD_LIMIT
 from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
-from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_reshape
 from gradgraph.passes.normal.spelling.constants import become_constant
 
 # operators that only move entries; they are also evaluated for symbolic entries
@@ -43,7 +42,7 @@ def fold_constants(model: ir.Model) -> bool:
     3. Floats are computed if they depend only on marked constants, never on a parameter (an initializer without the
        mark).
     4. CastLike becomes Cast if its type is known.
-    5. Targets of Reshape become constants where sizes are known (``known_sizes``).
+    5. The target of a Reshape with one unknown entry, and otherwise positive numbers, becomes a constant with -1 there.
     """
     partly: dict[ir.Value, np.ndarray] = {}
     editor = Editor(model)
@@ -60,21 +59,20 @@ def fold_constants(model: ir.Model) -> bool:
         value = node.outputs[0]
         if array.dtype == object:
             partly[value] = array
-            changed |= record_better(value, array.shape)
         elif array.size <= FOLD_LIMIT and value.dtype in (None, ir.DataType.from_numpy(array.dtype)):
             changed |= become_constant(node, ir.Tensor(array, name=value.name), model.graph)
     return changed
 
 
 def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> bool:
-    if node.op_type != "Reshape" or node.inputs[1] is None:
+    target = partly.get(node.inputs[1]) if node.op_type == "Reshape" and node.inputs[1] is not None else None
+    entries = [] if target is None else [int(d) if isinstance(d, np.integer) else d for d in target]
+    known = shapes.known_sizes(entries)
+    if len(known) != len(entries) - 1 or any(d <= 0 for d in known):
         return False
-    target = partly.get(node.inputs[1], shapes.constant_of(node.inputs[1]))
-    if target is None:
-        return False
-    changed = settle_reshape(node, [int(d) if isinstance(d, int | np.integer) else d for d in target], editor.op)
+    node.replace_input_with(1, editor.op.const(np.array(shapes.sizes_or(entries, -1), np.int64)).value)
     editor.place(node)
-    return changed
+    return True
 
 
 def _cast_like(node: ir.Node) -> bool:

@@ -21,7 +21,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of, is_wanted
 
 
 def settle_windows(model: ir.Model) -> dict[ir.Node, bool]:
-    """Rewrite the miscounted pools of ``model`` in place, using the sizes in ``inferred``.
+    """Rewrite the miscounted pools of ``model`` in place.
 
     Returns:
         For each rewritten pool, whether the wrong number of windows is recorded in the shape of its output.
