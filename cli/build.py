@@ -10,9 +10,9 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import FORCE, OUT, STORE, build_options, run_option
+from gradgraph.cli.options import FORCE, OUT, SPLIT, STORE, build_options, run_option
 from gradgraph.cli.recipe_command import RecipeCommand
-from gradgraph.errors import BuildError
+from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.runs.spelled_build import SpelledBuild
 
 
@@ -21,10 +21,20 @@ from gradgraph.runs.spelled_build import SpelledBuild
 @build_options()
 @OUT
 @STORE
+@SPLIT
 @run_option("share_weights")
 @FORCE
 @output.json_option
-def command(model: Path, out: Path, share_weights: bool, force: bool, store: str, as_json: bool, **typed: Any) -> None:
+def command(
+    model: Path,
+    out: Path,
+    share_weights: bool,
+    force: bool,
+    store: str,
+    split_frozen: bool,
+    as_json: bool,
+    **typed: Any,
+) -> None:
     """Append loss, backward pass and optimizer to MODEL (.onnx, or a recipe in .toml) and write the step folder.
 
     Examples:
@@ -52,15 +62,22 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
         stored = float16_storage(step)
         step = stored.result
         output.say(str(stored))
-    step.save(out, force=force, share_weights=share_weights)
+    if split_frozen:
+        from gradgraph.export import save_split
+
+        if share_weights:
+            raise ArgumentError("--split-frozen copies weights, so it excludes --share-weights; omit one of them")
+        step, folder = save_split(step, out, force=force), out / "step"
+    else:
+        folder = step.save(out, force=force, share_weights=share_weights)
     if as_json:
         import json
 
         from gradgraph.autodiff.review import as_data
 
         manifest = json.loads(step.manifest.to_json())
-        output.emit_json({"folder": str(out), "manifest": manifest, "findings": as_data(step.findings)})
+        output.emit_json({"folder": str(folder), "manifest": manifest, "findings": as_data(step.findings)})
         return
     output.emit(step.summary())
     data = ["--data", "train.npz", "--epochs", "10", "--checkpoint", "run.ckpt", "--export", "trained.onnx"]
-    output.say(f"wrote {out}; next: {shlex.join(['gradgraph', 'train', str(out), *data])}")
+    output.say(f"wrote {out}; next: {shlex.join(['gradgraph', 'train', str(folder), *data])}")

@@ -127,7 +127,7 @@ def _checked_option(shell: Shell, option: FieldOption, default: Any) -> Callable
 
 reading_options = run_options("image", "tokenizer", "text", "sound")
 
-STORE, OUT = declared(run_recipes.STORE), declared(run_recipes.OUT)
+STORE, OUT, SPLIT = map(declared, (run_recipes.STORE, run_recipes.OUT, run_recipes.SPLIT))
 CHECKPOINT = click.option(
     "--checkpoint",
     type=PATH,

@@ -8,6 +8,7 @@ from gradgraph.export.artifacts import fixed_sizes, inference_model, save_infere
 from gradgraph.export.c.door import c
 from gradgraph.export.comparison import Compared, ExportReport, compared, drawn, export_report
 from gradgraph.export.flat import FlatWeights, Place, flat_models, flat_weights
+from gradgraph.export.frozen_layers import save_split
 from gradgraph.export.image_input import with_image_input
 from gradgraph.export.mistakes import save_mistakes
 from gradgraph.export.ort_format import ort_model, required_operators, save_ort, save_required_operators
@@ -38,6 +39,7 @@ __all__ = [
     "save_ort",
     "save_page",
     "save_required_operators",
+    "save_split",
     "save_weights",
     "weights",
     "with_image_input",

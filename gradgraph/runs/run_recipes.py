@@ -27,10 +27,15 @@ Place = tuple[str, str, str]  # an option's section and key in recipes, and its 
 OUT = Shell("output", "The step folder to write.", "path", "out", flags="-o --out", key="step", default="step")
 STORE = Shell("output", "Storage type of the weights. float16 halves the file; the weights are float32 again once the "
               "file is loaded.", name="store", choices=("float32", "float16"), default="float32")  # fmt: skip
+SPLIT = Shell("output", "Write the frozen layers as features.onnx, to be computed once for each sample, and the step "
+              "of the rest as step/.", "flag", "split_frozen", default=False)  # fmt: skip
 BUILD_ONLY = ("separate", "size")
 _MODEL = {"model": Shell("model", takes="path", name="model", key="path")}
 COMMANDS: dict[str, dict[str, Shell]] = {
-    "build": _MODEL | SPELLINGS | {"out": OUT, "store": STORE} | {n: OPTIONS[n] for n in ("share_weights", "force")},
+    "build": _MODEL
+    | SPELLINGS
+    | {"out": OUT, "store": STORE, "split_frozen": SPLIT}
+    | {n: OPTIONS[n] for n in ("share_weights", "force")},
     "train": _MODEL | {n: shell for n, shell in SPELLINGS.items() if n not in BUILD_ONLY} | OPTIONS,
 }
 "The options of each command that accepts a recipe, by parameter name."

@@ -91,7 +91,7 @@ def without_loss(
 
     model = onnx.ModelProto(ir_version=eval_model.ir_version)
     model.opset_import.extend(eval_model.opset_import)
-    model.functions.extend(_called(eval_model, nodes))
+    model.functions.extend(called(eval_model, nodes))
     model.metadata_props.extend(p for p in eval_model.metadata_props if p.key not in ("gradgraph", TEACHER, NAMES_KEY))
     graph = model.graph
     graph.name, graph.doc_string = source.name or "model", source.doc_string
@@ -104,7 +104,7 @@ def without_loss(
     return model
 
 
-def _called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+def called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
     """Return the model-local functions that ``nodes`` call, directly or through others."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     called, stack = set(), list(nodes)

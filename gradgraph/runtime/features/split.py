@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads as reads_of_node
+from gradgraph.data.record.column_assignment import fitting
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.errors import BuildError, listed, shown
 from gradgraph.files.external import external_entry, is_external
@@ -17,6 +18,7 @@ from gradgraph.files.protos import reads
 from gradgraph.graph.prune import needed
 from gradgraph.runtime.features.cheapest_cut import cheapest_cut, takes_long
 from gradgraph.runtime.features.static_values import Row, Shapes, static_values
+from gradgraph.step.inference import called
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
@@ -107,7 +109,9 @@ def split(step: Step, shapes: Shapes) -> Split:
         step,
         train=_after(train, kept, specs, inputs),
         eval=_after(step.eval, kept, specs, inputs, [*dict.fromkeys([*results, *outputs])]),
-        manifest=replace(manifest, inputs=specs, outputs=tuple(outputs)),
+        manifest=replace(
+            manifest, inputs=specs, outputs=tuple(outputs), data=fitting(manifest.data, specs, manifest.targets)
+        ),
         separate=halves,
     )
     trained, checked = _before(train, kept), _before(step.eval, kept)
@@ -176,7 +180,7 @@ def _of_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], names: Co
     part = onnx.ModelProto(
         ir_version=model.ir_version,
         opset_import=model.opset_import,
-        functions=model.functions,
+        functions=called(model, nodes),
         producer_name=model.producer_name,
     )
     part.graph.name = model.graph.name

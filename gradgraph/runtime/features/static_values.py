@@ -22,11 +22,11 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.files.protos import reads
 from gradgraph.graph.checks import DRAWING, describe
 from gradgraph.graph.node_forms import described
-from gradgraph.graph.shapes import OPSET, all_sizes, as_dims, constant_of, is_elementwise, sizes_or
+from gradgraph.graph.shapes import OPSET, Dim, all_sizes, as_dims, constant_of, is_elementwise, sizes_or
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.step.manifest import Manifest
 
-Shapes = Mapping[str, Sequence[int]]
+Shapes = Mapping[str, Sequence[Dim]]
 
 RANDOM = "draws random numbers"
 ALL = set(range(64))  # the positions of a vector of sizes that all depend on the number of samples
@@ -103,7 +103,7 @@ def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) ->
 
     Args:
         model: train.onnx, or another graph of a step with the same inputs.
-        shapes: the shapes of the inputs in a batch.
+        shapes: the shapes of the inputs in a batch; sizes may be unknown.
 
     Raises:
         BuildError: if the step is written at another opset than that of the rules for samples.
