@@ -27,7 +27,7 @@ from gradgraph.runtime.features.split import Split, split
 from gradgraph.runtime.features.static_values import Row
 from gradgraph.step.manifest import package_version
 
-log = logging.getLogger("gradgraph")
+log = logging.getLogger("gradgraph.runs")  # which `gradgraph train` prints
 
 ROUNDING = 1e-4  # of a kept value, relative to the largest, between lengths of padding
 ALONE = 32  # samples that are read alone, to find a short one

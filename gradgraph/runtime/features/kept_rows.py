@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +22,6 @@ from gradgraph.files.mapped import pieces
 from gradgraph.files.spilled import Folder
 from gradgraph.machine.free_memory import free_memory
 from gradgraph.runtime.features.static_values import Row
-
-log = logging.getLogger("gradgraph")
 
 SHARE = 0.25  # share of the free memory that may be used
 _DIGEST = "digest.json"  # written last, so that files without it are incomplete
