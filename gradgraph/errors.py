@@ -258,7 +258,7 @@ def in_python(text: str) -> str:
 
 
 def _sentence(problem: str, remedy: str | None) -> str:
-    """Return ``problem; remedy`` in LONGEST_MESSAGE characters; the remedy is cut only beyond half of them."""
+    """Return ``problem; remedy`` in at most LONGEST_MESSAGE characters, of which the remedy gets at most half."""
     if not remedy:
         return cut(problem, LONGEST_MESSAGE)
     remedy = cut(remedy, LONGEST_MESSAGE // 2)

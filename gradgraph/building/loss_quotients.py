@@ -257,7 +257,7 @@ class _Reading:
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Return a divisor as batch sum, constant factors, and whether it is a mean; None for other forms."""
+        """Return a divisor as (sum over the batch, constant factors, whether it is a mean); None for other forms."""
         factors: list[ir.Value] = []
         while True:
             node = value.producer()

@@ -251,7 +251,7 @@ def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | No
 
 
 def is_sound_folder(path: Path) -> bool:
-    """Whether the path is a folder of WAV files, or of folders of them."""
+    """Whether the path is a folder of WAV files, or of folders of WAV files."""
     try:
         folders = [path, *(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
         return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())

@@ -29,9 +29,9 @@ def limited_memory(extra: int) -> Iterator[None]:
     """Limit the data of this process to ``extra`` bytes more than now; larger allocations raise MemoryError.
 
     On Linux only; elsewhere there is no limit. It applies to the whole process, so with other threads it leaves room
-    for their allocations. Two limits are set. Data are limited, and not the stack: if the stack cannot grow, the
-    process dies. The address space is limited to slightly more, as otherwise the C library would create one arena after
-    another, which takes very long.
+    for their allocations. Two limits are set. The first limits data but not the stack, because a process whose stack
+    cannot grow dies. The second limits the address space to slightly more, as otherwise the C library would create one
+    arena after another, which takes very long.
     """
     if resource is None or not _STATUS.exists():
         yield

@@ -167,7 +167,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
     parts = [j for j, q in enumerate(before) if q == outer and size % made[j] == 0]
     if not around + parts:
         raise ModelError(
-            f"a Reshape from {read} to {made} splits the axis of {size}, so it cannot become symbolic; export the "
+            f"a Reshape from {read} to {made} splits the axis of size {size}, so it cannot become symbolic; export the "
             "model with dynamic axes"
         )
     return (around + parts)[0], False

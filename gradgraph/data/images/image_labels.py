@@ -92,8 +92,8 @@ class Labels:
 def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str) -> Array:
     """Convert ``numbers``, class indices or other values [samples], to the form of a target.
 
-    This is class indices [samples], values [samples, 1], or one-hot rows [samples, classes]. ``classes`` is the number
-    of classes, if known; ``where`` describes the source for messages.
+    The form is class indices [samples], values [samples, 1], or one-hot rows [samples, classes]. ``classes`` is the
+    number of classes, if known; ``where`` describes the source for messages.
 
     Raises:
         DataError: if the target has a different form.

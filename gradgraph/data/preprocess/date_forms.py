@@ -95,7 +95,8 @@ class DateForm:
     def written(self, date: datetime.date, zone: bool) -> str | None:
         """Return a Python date as text in this format.
 
-        None if the date has a time zone but not ``zone``, or the reverse, or a two-digit year would be read as another.
+        None if only one of the date and ``zone`` has a time zone, or if a two-digit year would be read as a different
+        year.
         """
         if self.is_short and not 0 <= date.year - 1900 - FIRST_YEAR_OF_TWO_DIGITS < 100:
             return None

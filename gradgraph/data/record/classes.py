@@ -232,8 +232,8 @@ class Classes:
         if self.numbered or [TRUTH.get(name.casefold()) for name in self.names] != [1, 0]:
             return
         raise UnmatchedError(
-            f"{where} has whole numbers, and the classes {listed(self.names)} have the indices 0 and 1 in this order; "
-            "use class names as labels"
+            f"{where} has whole numbers, which are ambiguous, as the classes {listed(self.names)} have the indices "
+            "0 and 1; use class names as labels"
         )
 
     def _new(self, new: Sequence[str], found: Sequence[str], where: str) -> UnmatchedError:
@@ -388,7 +388,7 @@ def check_whole(values: Array, where: str) -> None:
 
 
 def _whole(text: str) -> int | None:
-    """Parse a whole number, such as "7" or "7.0"; None for other text, also with leading zeros."""
+    """Parse a whole number, such as "7" or "7.0"; None for other text, including numbers with leading zeros."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 

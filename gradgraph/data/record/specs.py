@@ -65,7 +65,7 @@ def dtype_name(elem_type: int) -> str:
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for the element type of a spec; bfloat16 and the like come from ml_dtypes."""
+    """Return the NumPy dtype for the element type of a spec; ml_dtypes provides bfloat16 and similar types."""
     if name == "str":
         return np.dtype(object)
     for elem_type in onnx.TensorProto.DataType.values():

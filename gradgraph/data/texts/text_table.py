@@ -427,8 +427,8 @@ def table(
         DataError: the table or the tokenizer cannot be read, or has no such column.
     """
     if sum(given is not None for given in (pair, choices, words)) > 1 or (words is not None and text is not None):
-        raise DataError("text, pair, choices and words exclude each other, except text with a pair or with choices; "
-                        "pass one of them")  # fmt: skip
+        raise DataError("text may be combined with pair or with choices only, and words with none of them; pass "
+                        "fewer columns")  # fmt: skip
     if pair is not None and text is None:
         raise DataError(
             "pair is the column of second texts, but the column of first texts is missing",

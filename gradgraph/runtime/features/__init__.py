@@ -1,1 +1,1 @@
-"""Frozen layers computed once for each sample: which values, where to cut the step, and where they are kept."""
+"""Computation of frozen layers once for each sample: the choice of values, the cut of the step, and the storage."""

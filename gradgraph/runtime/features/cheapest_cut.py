@@ -1,8 +1,9 @@
-"""Where to cut a step between values that are kept and nodes that run in each epoch.
+"""The choice of the cut between values that are kept and nodes that run in each epoch.
 
-A minimum cut: it minimises the bytes kept for each sample. Nodes after the cut run in each epoch, which costs a part of
-the bytes that they read and write, so that a cheap node whose result is larger than its input (a Cast, a Resize) stays
-after the cut. Matrix products, loops and unknown operators before the cut never do, if their result can be kept.
+It is a minimum cut, which minimises the bytes kept for each sample. Nodes after the cut run in each epoch, which costs
+a part of the bytes that they read and write, so that a cheap node whose result is larger than its input (a Cast, a
+Resize) stays after the cut. Matrix products, loops and unknown operators never run in each epoch if their result can be
+kept.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def cheapest_cut(static: StaticValues) -> list[ir.Value]:
 
 
 def _cost(node: ir.Node, static: StaticValues) -> int:
-    """Return what it costs to run ``node`` in each epoch."""
+    """Return the cost of running ``node`` in each epoch."""
     if takes_long(node):
         return _LONG
     if node.op_type in _VIEWS:
@@ -69,7 +70,7 @@ def _cost(node: ir.Node, static: StaticValues) -> int:
 
 
 class _Network:
-    """A flow network with whole capacities; Dinic's algorithm."""
+    """A flow network with integer capacities; minimum cuts are found by Dinic's algorithm."""
 
     def __init__(self) -> None:
         self._left: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)

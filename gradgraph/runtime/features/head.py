@@ -45,9 +45,9 @@ class HeadSession(StepSession):
         return session
 
     def frozen_layers(self, sizes: Sizes | None) -> ComputingSession:
-        """Return a session that computes the kept values, as in training on batches of ``sizes`` (any, if empty).
+        """Return a session that computes the kept values for batches of ``sizes``; empty ``sizes`` allow any batch.
 
-        With ``sizes`` None, it computes as evaluation does.
+        It rounds as training does or, if ``sizes`` is None, as evaluation does.
         """
         model, whole = self.opener.frozen(sizes), self.whole
         packs = True if sizes is None else whole.packs_for(whole.part, sizes)
@@ -86,7 +86,7 @@ class HeadOpener(Opener):
         return self._cut(model, None) or super().lowered_to_compute(model)
 
     def _cut(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto | None:
-        """Return the head cut out of the lowered whole; None if lowering merged nodes across the cut."""
+        """Return the head, cut out of the lowered whole step; None if lowering merged nodes across the cut."""
         ready = self._cut_out.pop(_key(sizes), None)
         return self._split.after(self._lowered_whole(sizes), model) if ready is None else ready
 

@@ -41,7 +41,7 @@ class Kept:
     Attributes:
         session: trains the head, with the state and progress of the whole step.
         source, validation: the kept values of training and validation data.
-        rows: where they are kept.
+        rows: the storage of these values.
     """
 
     session: StepSession
@@ -68,7 +68,7 @@ def keep_features(
         whole: the session of the whole step.
         source, validation: training and validation data.
         keep: True, or "auto" to return None instead of raising an error.
-        checkpoint: next to which files are written if the memory does not suffice; None for a temporary folder.
+        checkpoint: the path next to which files are written if memory does not suffice; None for a temporary folder.
 
     Raises:
         BuildError: if no layer is the same in every epoch.
@@ -87,9 +87,9 @@ def keep_features(
 
 def _kept(whole: StepSession, source: Source, validation: Source | None, folder: Path | None) -> Kept:
     if whole.team.ranks > 1:
-        raise BuildError("features are kept by a single process only; train in one process, or without keep_features")
+        raise BuildError("keep_features supports a single process only; train in one process, or without keep_features")
     if whole.manifest.steps:
-        raise BuildError(f"features are kept for a single step only, but there are {listed(whole.manifest.steps)}")
+        raise BuildError(f"keep_features supports a single step only, but there are {listed(whole.manifest.steps)}")
     lasting = _lasting(source, "training")
     held_out = None if validation is None else _lasting(validation, "validation")
     first = next(checked_batches(whole, lasting, fills=True))[0]
@@ -150,9 +150,9 @@ class _FrozenLayers:
         self._what = "training" if trains else "validation"
 
     def over(self, source: Columns | Samples, folder: Path | None) -> tuple[KeptRows, Arrays]:
-        """Return the arrays that the head reads, with a row for each sample, and where they are kept.
+        """Return the storage and the arrays that the head reads, with a row for each sample.
 
-        Kept values are computed; so are inputs and targets of a dataset, which are then not read again.
+        Besides the kept values, inputs and targets of a dataset are stored, so that it is not read again.
         """
         manifest, parts = self._head.whole.manifest, self._head.split
         batches = checked_batches(self._head.whole, source, fills=self._trains)
@@ -188,7 +188,10 @@ class _FrozenLayers:
             batch, rows = next(batches, (None, 0))
 
     def _layers(self, batch: Mapping[str, Array]) -> ComputingSession:
-        """Return the session of the frozen layers for a batch: in training, of the usual sizes, or of any."""
+        """Return the session of the frozen layers for a batch.
+
+        In training, it is the session for the usual sizes if the batch has them, or else the session for any sizes.
+        """
         sizes = self._head.whole.part.sizes(batch) if self._trains else None
         if sizes is not None and sizes != self._head.sizes:
             sizes = {}
@@ -198,7 +201,7 @@ class _FrozenLayers:
         return self._sessions[self._opened.index(sizes)]
 
     def _check_padding(self, source: Columns | Samples, kept: Arrays) -> None:
-        """Raise DataError if the length to which samples are padded changes what is kept by more than rounding."""
+        """Raise DataError if the length to which samples are padded changes the kept values by more than rounding."""
         if not self._is_padded(source):
             return
         whole, rows = self._head.whole, source.rows or 0
@@ -212,7 +215,7 @@ class _FrozenLayers:
             own, padded = array[0].astype(np.float64), np.asarray(kept[name][at : at + 1])[0].astype(np.float64)
             if own.shape != padded.shape or np.abs(own - padded).max(initial=0) > ROUNDING * np.abs(own).max(initial=0):
                 raise DataError(
-                    f"padding changes '{shown(name)}', so what is computed for a sample depends on the longest of its "
+                    f"padding changes '{shown(name)}', so its value for a sample depends on the longest sample of the "
                     "batch and cannot be kept; pad all samples to one length, or omit keep_features"
                 )
 
@@ -222,7 +225,7 @@ class _FrozenLayers:
         return open_ and isinstance(source, Samples)
 
     def last_batch(self, source: Columns | Samples, arrays: Arrays, in_memory: bool) -> LastBatch | None:
-        """Return what computes the kept values of incomplete batches as the session for batches of any size does.
+        """Return an object that computes the kept values of incomplete batches with the session for any sizes.
 
         None if there are no such batches, or if the values are equal.
         """

@@ -60,12 +60,12 @@ class OrderOf(Order):
 
 @dataclass(frozen=True)
 class OrderOfNumbers(Order):
-    """Samples by their numbers."""
+    """An order of samples with given numbers."""
 
     numbers: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def indices(self, epoch: int, rows: int) -> Array | None:
-        """Return the numbers."""
+        """Return the numbers of the samples."""
         return self.numbers
 
 

@@ -39,7 +39,7 @@ class Writer:
         """Add the first ``rows`` rows of a batch.
 
         Raises:
-            DataError: if they have another size than the rows before.
+            DataError: if their size differs from that of earlier rows.
         """
         for name, row in self._rows.items():
             if batch[name].shape[1:] != row.shape:
@@ -60,9 +60,9 @@ class KeptRows:
     """Rows of several arrays for each sample, written in order.
 
     Args:
-        rows: what is kept for each sample, by name.
+        rows: the shape and type of each value per sample, by name.
         count: the number of samples.
-        folder: where files are written if the rows take more than ``SHARE`` of the free memory; None for a temporary
+        folder: the folder for files if the rows take more than ``SHARE`` of the free memory; None for a temporary
             folder.
 
     Attributes:
@@ -92,7 +92,7 @@ class KeptRows:
 
     @contextlib.contextmanager
     def written(self, digest: str) -> Iterator[Writer]:
-        """Return a writer of the rows, in a context at whose end they are complete.
+        """Return a context with a writer of the rows, which are complete at its end.
 
         Raises:
             OutputError: if a file cannot be written.
@@ -130,7 +130,7 @@ class KeptRows:
 def digest_of_data(source: Source) -> Digest | None:
     """Return a digest of the data; None if they have no content that can be compared.
 
-    Of arrays, it covers all bytes; of files, their names, sizes and times.
+    For arrays, it covers all bytes; for files, names, sizes and times.
     """
     digest = Digest()
     if isinstance(source, Columns):

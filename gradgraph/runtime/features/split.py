@@ -31,9 +31,9 @@ class Split:
         head: the step that reads the kept values in place of the inputs that they are computed from. It has the same
             state, targets, losses and metrics.
         trained, evaluated: models of the kept values, as train.onnx and eval.onnx compute them.
-        kept: what is kept for each sample, by the name of the value.
+        kept: the shape and type of each kept value per sample, by name.
         passed: the inputs of the batch that the head reads itself.
-        changing: the first node after the frozen layers, and why it runs in each epoch.
+        changing: a clause that names the first node after the frozen layers, and the reason why it runs in each epoch.
     """
 
     head: Step
@@ -86,7 +86,7 @@ def split(step: Step, shapes: Shapes) -> Split:
     """
     manifest = step.manifest
     if manifest.steps:
-        raise BuildError(f"features are kept for a single step only, but there are {listed(manifest.steps)}")
+        raise BuildError(f"keep_features supports a single step only, but there are {listed(manifest.steps)}")
     train = step.trains[""]
     static = static_values(train, manifest, shapes)
     cut = {x.name or "": static.rows[x] for x in cheapest_cut(static)}
@@ -96,7 +96,9 @@ def split(step: Step, shapes: Shapes) -> Split:
     if not any(map(takes_long, before)):
         raise BuildError(f"no frozen layer can be computed once for each sample: {static.changing}")
     if other := _otherwise(train, step.eval, kept):
-        raise BuildError(f"'{shown(other)}' is computed otherwise in evaluation than in training, so it cannot be kept")
+        raise BuildError(
+            f"'{shown(other)}' is computed differently in training and in evaluation, so it cannot be kept"
+        )
     results = [*manifest.results.values(), *(measure.sums for measure in manifest.columns_of_sums)]
     evaluated = _read_after(step.eval, results, kept)
     passed = tuple(s.name for s in manifest.inputs if s.name in cut or s.name in evaluated)

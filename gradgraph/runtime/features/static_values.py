@@ -1,6 +1,6 @@
-"""Which values of a train graph are the same in every epoch, so that they can be computed once for each sample.
+"""Static values: values of a train graph that are the same in every epoch, and can be computed once for each sample.
 
-Such a value depends only on inputs of the batch and on frozen weights. It does not depend on trained weights, running
+A static value depends only on inputs of the batch and on frozen weights. It does not depend on trained weights, running
 statistics, targets or random numbers; nor on other samples of its batch, or on their number.
 """
 
@@ -47,7 +47,7 @@ _ALIKE = frozenset({"Squeeze", "Transpose", "Unsqueeze"})  # they keep equal row
 
 @dataclass(frozen=True)
 class Row:
-    """What is kept of a value for each sample.
+    """The shape and type of the part of a value that belongs to one sample.
 
     Attributes:
         shape: the shape without the sample axis.
@@ -85,7 +85,10 @@ class StaticValues:
 
 
 def changes(manifest: Manifest) -> dict[str, str]:
-    """Return why a node changes in each epoch that reads a target or a tensor of the state, by name (verb phrases)."""
+    """Return the reason why nodes that read a target or state tensor change in each epoch, by the tensor's name.
+
+    Reasons are verb phrases.
+    """
     found = {t.name: f"reads the target '{shown(t.name)}'" for t in manifest.targets}
     kinds = {
         "parameter": "reads the trained weight",
@@ -106,11 +109,11 @@ def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) ->
         shapes: the shapes of the inputs in a batch; sizes may be unknown.
 
     Raises:
-        BuildError: if the step is written at another opset than that of the rules for samples.
+        BuildError: if the opset of the step differs from that of the rules for samples.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
     if opset != OPSET:
-        raise BuildError(f"features are kept for steps at opset {OPSET} only, but this one has {opset}; build it "
+        raise BuildError(f"keep_features supports steps of opset {OPSET} only, but this one has {opset}; build it "
                          "without opset")  # fmt: skip
     found = StaticValues()
     nodes, outside, changing = _static_nodes(model, manifest)
@@ -135,8 +138,10 @@ def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) ->
 def _static_nodes(
     model: onnx.ModelProto, manifest: Manifest
 ) -> tuple[list[onnx.NodeProto], list[str], list[tuple[str, str]]]:
-    """Return the nodes that read no changing value, the values that depend on the batch which other nodes read, and
-    an output of each of these other nodes with the reason why it changes.
+    """Return the nodes that read no changing value, and how the other nodes depend on the batch.
+
+    The second result is the values that depend on the batch and are read by other nodes; the third is an output of each
+    of these nodes, with the reason why it changes.
     """
     inputs = {s.name for s in manifest.inputs}
     phrases = changes(manifest)
@@ -201,9 +206,9 @@ def _row(value: ir.Value) -> Row | None:
 class _Independence:
     """One pass over the static nodes, which finds those whose results may depend on other samples.
 
-    For each value that depends on the batch, it records the sample axis (``places``), that the value is an integer
-    vector of sizes (``sizes``, with the positions of sizes that depend on the number of samples), or that all rows of
-    the value are equal (``alike``). Sizes that depend on the number of samples may only shape other values.
+    For each value that depends on the batch, it records one of: the sample axis (``places``); for an integer vector of
+    sizes, the positions of sizes that depend on the number of samples (``sizes``); or that all rows are equal
+    (``alike``). Sizes that depend on the number of samples may only shape other values.
     """
 
     def __init__(self, graph: ir.Graph, found: StaticValues) -> None:
@@ -234,7 +239,7 @@ class _Independence:
             self.found.rows[x] = row
 
     def _judge(self, node: ir.Node) -> None:
-        """Record what the outputs of ``node`` are; raise Mixed if they may depend on other samples."""
+        """Record the outputs of ``node``; raise Mixed if they may depend on other samples."""
         read = list(reads_of_node(node))
         if node.op_type in ("Shape", "Size") and not node.domain:
             self._measure(node)

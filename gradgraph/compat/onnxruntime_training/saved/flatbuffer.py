@@ -112,7 +112,7 @@ def _written(builder: Any, schema: Schema, kind: str, value: Any) -> int:
 
 
 def _prepend(builder: Any, kind: str, x: Any) -> None:
-    """Write a scalar, or the distance to what is at offset ``x``."""
+    """Write a scalar, or the distance to the object at offset ``x``."""
     if kind in _SCALARS:
         builder.Prepend(_SCALARS[kind], x)
     else:
