@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from gradgraph.chat.finetuning import finetune
     from gradgraph.data import augment, preprocess
     from gradgraph.data.arrays.padded import Padded
-    from gradgraph.data.images.image_folders import image_folder
-    from gradgraph.data.images.image_tables import image_table
+    from gradgraph.data.images.labelled_images import image_folder, image_table
     from gradgraph.data.record.data_names import DataNames
     from gradgraph.data.shards.shards import shards
     from gradgraph.errors import GradgraphError
@@ -104,8 +103,8 @@ _HOMES = {
     "finetune": "chat.finetuning",
     "hessian": "transforms",
     "hvp": "transforms",
-    "image_folder": "data.images.image_folders",
-    "image_table": "data.images.image_tables",
+    "image_folder": "data.images.labelled_images",
+    "image_table": "data.images.labelled_images",
     "jacobian": "transforms",
     "jvp": "transforms",
     "lora": "surgery.adapters",

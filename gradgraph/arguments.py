@@ -149,6 +149,7 @@ def _are_names(value: Any) -> bool:
 TEXT = Kind("a name", lambda value: isinstance(value, str))
 NAMES = Kind("a name or glob, or a list of them", _are_names)
 WHOLE = Kind("a whole number that 64 bits can hold", lambda value: _is_whole(value) and -(1 << 63) <= value < 1 << 63)
+ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 NUMBER = Kind("a number", _is_number)
 FINITE = Kind("a finite number", lambda value: _is_number(value) and math.isfinite(value))
 NUMBERS = Kind("a list of numbers", _are_numbers)

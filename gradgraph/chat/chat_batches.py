@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from gradgraph.chat.tokens import Tokens
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.data.shuffling import by_length, permutation
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError
 from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 
@@ -68,22 +67,18 @@ class ChatBatches(Loadable):
         """Return the row length of a batch whose longest row has this many tokens."""
         return self.length if self.packed else min(filled_up(tokens), self.length)
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since texts have no classes; raise DataError if the step requires other inputs."""
         self._inputs(specs)
         return NO_NAMES
 
-    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return an order in which rows of similar lengths share a batch, redrawn each epoch."""
-        shuffled = permutation(seed, epoch, len(self))
-        return shuffled if self.packed else by_length(shuffled, self._lengths, seed, epoch, batch_size)
+    @property
+    def lengths(self) -> Array | None:
+        """The number of tokens of each row; None if rows are packed."""
+        return None if self.packed else self._lengths
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
         ids, target = self._inputs(specs)
@@ -105,11 +100,11 @@ class ChatBatches(Loadable):
                 last = first + len(tokens)
                 ids[r, first:last], segments[r, first:last] = tokens.ids, number
                 positions[r, first:last] = np.arange(len(tokens))
-                labels[r, first : last - 1] = np.where(tokens.learnt[1:], tokens.ids[1:], IGNORED)
+                labels[r, first : last - 1] = tokens.labels
                 first = last
         return {"ids": ids, "labels": labels, "segments": segments, "positions": positions}
 
-    def _inputs(self, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TargetSpec | None]:
+    def _inputs(self, specs: Specs) -> tuple[TensorSpec, TargetSpec | None]:
         """Return a step's token input and its target, if any; raise DataError if it requires other inputs."""
         targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
         others = [s for s in specs.values() if s not in targets and s.name not in (SEGMENTS, POSITIONS)]

@@ -1,25 +1,21 @@
-"""Rows of chat data from JSON lines, tables, data frames and datasets; their columns determine their kind."""
+"""Rows of chat data, whose columns determine their kind, and what is wrong with them."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gradgraph.arguments import PATH, described
-from gradgraph.data.texts.frame_columns import FrameColumns, is_missing
-from gradgraph.errors import DataError, listed, readable_bytes, row_at, shown, suggestion
+from gradgraph.arguments import described
+from gradgraph.data.texts.json_rows import Row
+from gradgraph.data.texts.records import records_in
+from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError
 
 log = logging.getLogger("gradgraph.chat")
-
-LARGEST = 1 << 30  # bytes of a file: all rows are kept in memory, where they are several times as large
-LINES = (".jsonl", ".ndjson")
-Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 VARIABLES = "chat_template_kwargs"  # a column with additional template variables: a dict by name
@@ -93,7 +89,8 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
     Raises:
         DataError: the data cannot be read, lack these columns, or contain an invalid row, which the message names.
     """
-    raw, where, place = _raw(source)
+    records = records_in(source)
+    raw, where, place = records.rows, records.where, records.place
     if not raw:
         raise DataError(f"{where} has no rows; add at least one")
     renamed = [_renamed(row, columns or {}, i, place) for i, row in enumerate(raw)]
@@ -109,101 +106,6 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
         also = f" (and {more} more row{'s are' if more > 1 else ' is'} wrong)" if more else ""
         raise DataError(f"{place(first[0])}: {first[1]}{also}")
     return Rows(kind, renamed, where, place)
-
-
-# --- where rows come from ----------------------------------------------------------------------------------------
-
-
-def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
-    """Return the rows, the name of the data in messages, and a function that names one row."""
-    if PATH.fits(source):
-        path = Path(source)
-        where = f"'{shown(path)}'"
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
-            raise DataError(f"the data {where} {what}; pass a .jsonl, .json, .csv, .tsv or .parquet")
-        _check_size(path)
-        if path.suffix.lower() in LINES:
-            lines: list[tuple[int, Row]] = list(_lines(path))
-            return list[Row](row for _, row in lines), where, lambda i: f"line {lines[i][0]} of {where}"
-        if path.suffix.lower() == ".json":
-            return _listed(_document(path), where), where, lambda i: f"{row_at(i, in_file=True)} of {where}"
-    elif isinstance(source, list | tuple):
-        return _listed(list(source), "the data"), "the data", lambda i: f"{row_at(i, in_file=False)} of the data"
-    elif isinstance(source, Mapping) and all(hasattr(value, "column_names") for value in source.values()):
-        raise DataError(
-            f"the data have the splits {listed(source)}; pass one of them, such as data[{next(iter(source), '')!r}]"
-        )
-    frame = FrameColumns(source)
-    held = [[_plain(value) for value in frame[name]] for name in frame.names]
-    rows: list[Row] = [dict(zip(frame.names, values, strict=True)) for values in zip(*held, strict=True)]
-    return rows, frame.where, lambda i: f"{row_at(i, frame.is_file)} of {frame.where}"
-
-
-def _check_size(path: Path) -> None:
-    """Raise DataError for a file too large for memory."""
-    size = path.stat().st_size
-    if size > LARGEST:
-        raise DataError(
-            f"'{shown(path)}' has {readable_bytes(size)}, but all rows are loaded into memory; split it into files of "
-            f"at most {readable_bytes(LARGEST)}"
-        )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the line number and the row of each non-empty line."""
-    try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json_of(line)
-                except UnreadableError as error:
-                    raise DataError(
-                        f"line {number} of '{shown(path)}' is not valid JSON ({error}); write one object per line"
-                    ) from None
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"line {number} of '{shown(path)}' is {described(row)}, but should be an object such as "
-                        '{"messages": […]}; write one object per line'
-                    )
-                yield number, row
-    except UnreadableError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the path") from None
-
-
-def _document(path: Path) -> Any:
-    try:
-        return json_of(regular_bytes(path))
-    except UnreadableError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error}); write a list of rows, or a .jsonl") from None
-
-
-def _listed(rows: Any, where: str) -> list[Row]:
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise DataError(f'{where} should be a list of rows such as {{"messages": […]}}')
-    return rows
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value of a table library to JSON types: arrays to lists, missing values to None."""
-    if isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            str(key): _plain(item) for key, item in value.items() if not is_missing(item) or _is_content(key, value)
-        }
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if is_missing(value) else value
-
-
-def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether ``key`` is the ``content`` of a message; None stays there, since templates test for it."""
-    return key == "content" and "role" in value
 
 
 # --- the content of rows -----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from gradgraph.chat.chat_batches import ChatBatches, filled_up
 from gradgraph.chat.chat_recipe import DESIRABLE, reads_labels
-from gradgraph.chat.chat_rows import Row, Rows
+from gradgraph.chat.chat_rows import Rows
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TensorSpec, numpy_dtype
-from gradgraph.data.shuffling import by_length, permutation
+from gradgraph.data.record.specs import Specs, numpy_dtype
+from gradgraph.data.texts.json_rows import Row
 from gradgraph.errors import DataError
 from gradgraph.surgery.language_models import IGNORED
 from gradgraph.surgery.pair_models import LABELS
@@ -140,7 +140,7 @@ class PairBatches(Loadable):
         """Return the row length of a batch whose longest row has this many tokens."""
         return filled_up(tokens) if self._length is None else max(tokens, min(filled_up(tokens), self._length))
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since pairs have no classes; raise DataError if the step requires other inputs."""
         extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
         if extra or not {IDS, LABELS} <= set(specs):
@@ -153,16 +153,13 @@ class PairBatches(Loadable):
             raise DataError("the loss requires a reference; set reference= to the result of surgery.reference")
         return NO_NAMES
 
-    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return an order in which rows of similar lengths share a batch, redrawn each epoch."""
-        return by_length(permutation(seed, epoch, len(self)), self._lengths, seed, epoch, batch_size)
+    @property
+    def lengths(self) -> Array:
+        """The number of tokens of the longer answer of each pair, with its prompt."""
+        return self._lengths
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
         for numbers in batches:
@@ -172,7 +169,7 @@ class PairBatches(Loadable):
             for i, pair in enumerate(pairs):
                 for k, tokens in enumerate((pair.first, pair.second)):
                     ids[i, k, : len(tokens)] = tokens.ids
-                    labels[i, k, : len(tokens) - 1] = np.where(tokens.learnt[1:], tokens.ids[1:], IGNORED)
+                    labels[i, k, : len(tokens) - 1] = tokens.labels
             named: dict[str, Any] = {IDS: ids, LABELS: labels, DESIRABLE: self.good[list(numbers)]}
             if self.reference is not None:
                 named[TARGET] = self.reference[list(numbers)]

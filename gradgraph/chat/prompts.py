@@ -12,7 +12,7 @@ from gradgraph.chat.sampling import Sampling
 from gradgraph.chat.template import MissingTemplateError, table_in
 from gradgraph.chat.tokens import Encoder
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, regular_text
 
 _GENERATION = "generation_config.json"
 LARGEST = 1 << 20  # bytes of a prompt file
@@ -137,11 +137,9 @@ def _numbers(value: Any) -> frozenset[int]:
 def prompts_in(file: Path) -> list[str]:
     """Read the prompts in a text file, one per line; raises DataError if it cannot be read or is empty."""
     try:
-        lines = regular_bytes(file, LARGEST).decode("utf-8").splitlines()
+        lines = regular_text(file, LARGEST).splitlines()
     except UnreadableError as error:
-        raise DataError(f"the prompts '{shown(file)}' cannot be read ({error}); check the path") from None
-    except UnicodeDecodeError:
-        raise DataError(f"the prompts '{shown(file)}' are not UTF-8 text; save them as UTF-8") from None
+        raise DataError(f"the prompts '{shown(file)}' cannot be read ({error}); check the file") from None
     found = [line for line in lines if line.strip()]
     if not found:
         raise DataError(f"the file '{shown(file)}' has no prompts; write one per line")

@@ -19,6 +19,7 @@ from gradgraph.data.arrays.batch import Array
 from gradgraph.data.texts.tokenizer import NAME, Tokenizer
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.contained_paths import is_inside
+from gradgraph.surgery.language_models import IGNORED
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -47,6 +48,11 @@ class Tokens:
     def counted(self) -> int:
         """The number of trained tokens, except the first one, which has no context."""
         return int(self.learnt[1:].sum())
+
+    @property
+    def labels(self) -> Array:
+        """The label of each token but the last: the next token, or ignored if that is not trained on."""
+        return np.where(self.learnt[1:], self.ids[1:], IGNORED)
 
 
 class Encoder:

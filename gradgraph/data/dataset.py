@@ -6,13 +6,13 @@ Unlike other datasets, they match their columns and classes with those of the mo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TensorSpec
-from gradgraph.data.shuffling import permutation
+from gradgraph.data.record.specs import Specs
+from gradgraph.data.shuffling import by_length, permutation
 
 
 class Loadable(ABC):
@@ -33,7 +33,7 @@ class Loadable(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return the names of columns and classes of the data for a step.
 
         Args:
@@ -47,11 +47,7 @@ class Loadable(ABC):
 
     @abstractmethod
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches of samples.
 
@@ -66,6 +62,16 @@ class Loadable(ABC):
         """Return the text of sample ``i``, for messages; empty if it is not a text."""
         return ""
 
+    @property
+    def lengths(self) -> Array | None:
+        """The number of tokens of each sample, if samples of similar lengths should share a batch; None otherwise."""
+        return None
+
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return the sample order of a shuffled epoch, which depends only on the arguments."""
-        return permutation(seed, epoch, len(self))
+        """Return the sample order of a shuffled epoch, which depends only on the arguments and on ``lengths``.
+
+        With lengths, samples are sorted within random windows of up to 50 batches (at most a quarter of the samples),
+        which are redrawn each epoch.
+        """
+        shuffled = permutation(seed, epoch, len(self))
+        return shuffled if self.lengths is None else by_length(shuffled, self.lengths, seed, epoch, batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,14 +24,14 @@ def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
 
 
 def prefetched_samples(
-    batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = PREFETCHED
+    batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int | None, most: int = PREFETCHED
 ) -> Iterator[list[Made]]:
     """Yield the samples of each batch of sample indices or paths, loaded by ``load`` in ``threads`` threads.
 
-    At most ``most`` batches are loaded in advance.
+    By default there is one thread per core, at most 8. At most ``most`` batches are loaded in advance.
     """
     waiting: deque[list[Future[Made]]] = deque()
-    with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
+    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "gradgraph-data") as workers:
         try:
             for batch in batches:
                 waiting.append([workers.submit(load, item) for item in batch])

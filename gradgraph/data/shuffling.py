@@ -1,9 +1,11 @@
-"""Shuffled sample orders that depend only on seed and epoch, not on the version of NumPy.
+"""Shuffled sample orders that depend only on seed and epoch, not on the version of NumPy, and generators of samples.
 
 A run can therefore resume in the middle of an epoch without repeating its beginning.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,6 +41,11 @@ def by_length(shuffled: Array, lengths: Array, seed: int, epoch: int, batch_size
     grouped = np.concatenate([*sorted_, shuffled[:0]]).reshape(-1, batch_size)
     order: Array = np.concatenate([grouped[permutation(seed, epoch, len(grouped))].ravel(), shuffled[full:]])
     return order
+
+
+def generator(seed: Sequence[int], *further: int) -> np.random.Generator | None:
+    """Return the random generator of a seed and further indices, such as a sample's; None if ``seed`` is empty."""
+    return np.random.default_rng([*(s % (1 << 64) for s in seed), *further]) if seed else None
 
 
 def _hashes(seed: int, epoch: int, n: int) -> Array:

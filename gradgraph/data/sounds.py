@@ -5,28 +5,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradgraph.arguments import FINITE, PATH, TEXT, WHOLE, Kind, checked
-from gradgraph.data.arrays.batch import LABELS, Array
+from gradgraph.arguments import ABOVE_ZERO, FINITE, PATH, TEXT, Kind, checked
+from gradgraph.data.arrays.batch import Array
 from gradgraph.data.augment.augmentation import Augmentation, SoundAugmentations
 from gradgraph.data.dataset import Loadable
-from gradgraph.data.images.image_labels import Labels, number_of
+from gradgraph.data.labelled_files import FileKind, LabelledFiles, labelled_folder, labelled_table
 from gradgraph.data.prefetch import prefetched_samples
-from gradgraph.data.preprocess.frames import is_table
-from gradgraph.data.record.classes import Classes
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
-from gradgraph.errors import DataError, listed, row_at, shown, suggestion
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.shuffling import generator
+from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
 
-SUFFIXES = (".wav", ".wave")
+SOUNDS = FileKind("sound", (".wav", ".wave"))
 MOST_SAMPLES = 1 << 28  # maximum number of samples of a file to resample, and of a sound in a batch
 
 Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
@@ -87,19 +85,15 @@ class Sounds(Loadable):
     """WAV files with their labels; see :func:`folder` and :func:`table`.
 
     Attributes:
-        where: name of the folder or table, for messages.
         files: the WAV files.
         form: rate and duration, as passed.
         augment: augmentation of training data.
-        threads: number of reading threads.
+        threads: number of reading threads; None for the default.
     """
 
-    def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
-                 form: SoundForm, augment: SoundAugmentations | None, threads: int) -> None:  # fmt: skip
-        if not files:
-            raise DataError(f"{where} contains no sounds ({', '.join(SUFFIXES)}); add some")
-        self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
-        self._columns, self._label = columns, label
+    def __init__(self, found: LabelledFiles, form: SoundForm, augment: Augment | None, threads: int | None) -> None:
+        self.files, self.form, self.threads, self._found = found.files, form, threads, found
+        self.augment = None if augment is None else SoundAugmentations(augment)
 
     @property
     def augments(self) -> bool:
@@ -115,7 +109,7 @@ class Sounds(Loadable):
         natural = -(-opened.frames * rate // opened.rate)  # number of samples at this rate, rounded up
         return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return the classes, rate and length of the sounds, taken from ``known`` if present.
 
         Raises:
@@ -125,18 +119,10 @@ class Sounds(Loadable):
         sound, target = _parts(specs)
         form = self._form(sound, known)
         names = DataNames(sounds={sound.name: {"rate": form.rate, "length": form.length}})
-        if target is None:
-            return names
-        column, labels = self._labels_of(target.name, known)
-        _, classes = labels.matched(target, Classes.known(known, target.name))
-        return replace(names, columns={target.name: [column]} if column else {}).updated(classes.of(target.name))
+        return names if target is None else names.updated(self._found.names_for(target, known))
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches of samples, read by threads.
 
@@ -144,9 +130,7 @@ class Sounds(Loadable):
         """
         sound, target = _parts(specs)
         form = self._form(sound, known)
-        labels = None
-        if target is not None:
-            labels = self._labels_of(target.name, known)[1].targets(target, Classes.known(known, target.name))
+        labels = None if target is None else self._found.targets(target, known)
         for samples in prefetched_samples(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
             made = np.stack([one for one, _ in samples]).astype(numpy_dtype(sound.dtype))
             batch = {sound.name: made if len(sound.shape) == 2 else made[:, None]}
@@ -159,24 +143,10 @@ class Sounds(Loadable):
         first = self.form.rate or known.get("rate") or _opened(self.files[0]).rate
         return self.form.of(sound, known, first)
 
-    def _labels_of(self, target: str, known: DataNames) -> tuple[str, Labels]:
-        """Return the name of the label column for a target, and its labels."""
-        wanted = [self._label, *known.columns.get(target, ()), target, *sorted(LABELS), ""]
-        alone = list(self._columns)[:1] if len(self._columns) == 1 else []
-        found = next((name for name in (*wanted, *alone) if name in self._columns), None)
-        if found is None:
-            raise DataError(
-                f"{self.where} has no labels for '{shown(target)}'"
-                + (f", only the columns {listed(self._columns)}" if self._columns else ""),
-                remedy="sort the files into a folder for each class, or name the label column: label='…'",
-                shell="sort the files into a folder for each class, or name the label column with --target",
-            )
-        return found, self._columns[found]
-
     def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
         """Return the samples of a sound: float32 [length]."""
         assert form.rate is not None and form.length is not None
-        rng = np.random.default_rng(number_of(seed, i)) if seed else None
+        rng = generator(seed, i)
         opened = _opened(self.files[i])
         try:
             if opened.rate == form.rate:
@@ -237,7 +207,7 @@ def _resampled(opened: WavFile, rate: int) -> Array:
     return made.astype(np.float32)
 
 
-def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | None]:
+def _parts(specs: Specs) -> tuple[TensorSpec, TensorSpec | None]:
     """Return a step's sound input and its target, if any; raise DataError if it requires other inputs."""
     targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
     inputs = [spec for spec in specs.values() if spec not in targets]
@@ -250,30 +220,6 @@ def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | No
 # --- public functions ----------------------------------------------------------------------------------------------
 
 
-def is_sound_folder(path: Path) -> bool:
-    """Whether the path is a folder of WAV files, or of folders of WAV files."""
-    try:
-        folders = [path, *(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
-        return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
-    except OSError:
-        return False
-
-
-def is_sound_table(path: Path) -> bool:
-    """Whether the path is a table with a column of WAV files."""
-    return is_table_file(path) and any(map(_names_sound, first_row(path)))
-
-
-def _column_of_sounds(table: Any) -> str | None:
-    named = [n for n in columns_in(table) if any(map(_names_sound, column_of(table, n)[:1].tolist()))]
-    return named[0] if len(named) == 1 else None
-
-
-def _names_sound(value: Any) -> bool:
-    return isinstance(value, str) and value.lower().endswith(SUFFIXES)
-
-
-ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 SECONDS = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
 AUGMENT = Kind("a function, an augmentation such as 'spec_augment', or a list of them",
                lambda value: callable(value) or isinstance(value, str | Augmentation | list | tuple))  # fmt: skip
@@ -319,32 +265,7 @@ def folder(
     Raises:
         DataError: the folder does not exist, or a class has no sounds.
     """
-    root = Path(path)
-    try:
-        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-        found = [_sounds_in(root / name) for name in classes] if classes else [_sounds_in(root)]
-    except OSError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); pass a folder of sounds") from None
-    if empty := [name for name, files in zip(classes, found, strict=False) if not files]:
-        raise DataError(f"the folders {listed(empty)} of '{shown(path)}' contain no sounds ({', '.join(SUFFIXES)}); "
-                        "add some, or remove the folders")  # fmt: skip
-    numbers = np.repeat(np.arange(len(found), dtype=np.int64), [len(files) for files in found])
-    where = f"'{shown(path)}'"
-    labels = {"": Labels(where, numbers, classes)} if classes else {}
-    files = [file for some in found for file in some]
-    return Sounds(where, files, labels, None, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
-
-
-def _augmentations(given: Augment | None) -> SoundAugmentations | None:
-    return None if given is None else SoundAugmentations(given)
-
-
-def _sounds_in(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-
-
-def _threads(given: int | None) -> int:
-    return given or min(8, os.cpu_count() or 1)
+    return Sounds(labelled_folder(Path(path), SOUNDS), SoundForm(rate, seconds), augment, threads)
 
 
 @checked(path=TEXT.or_none(), label=TEXT.or_none(), root=PATH.or_none(), **KINDS)
@@ -379,38 +300,4 @@ def table(
     Raises:
         DataError: the table or a column does not exist, or a row has no path.
     """
-    if not is_table(frame) and not (PATH.fits(frame) and is_table_file(Path(frame))):
-        raise DataError(f"'{shown(frame)}' is not a table; pass a data frame, or the path of a .csv, .parquet, …")
-    read, where = (frame, "the table") if is_table(frame) else (read_table(Path(frame)), f"'{shown(frame)}'")
-    begins = Path(root) if root is not None else Path() if is_table(frame) else Path(frame).parent
-    names = columns_in(read)
-    for column in (path, label):
-        if column is not None and column not in names:
-            raise DataError(f"{where} has no column '{shown(column)}'{suggestion(column, names)}")
-    of_paths = path or _column_of_sounds(read)
-    if of_paths is None:
-        raise DataError(
-            f"exactly one column of {where} should contain paths of WAV files, but its columns are {listed(names)}",
-            remedy="pass the column: path='…'",
-            shell="add one column of paths",
-        )
-    paths = column_of(read, of_paths).tolist()
-    if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
-        row = row_at(odd, in_file=not is_table(frame))
-        raise DataError(f"the column '{shown(of_paths)}' of {where} has no path in {row}; add it, or drop the row")
-    written = written_in(frame)
-    columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
-    known = {name: labels for name, labels in columns.items() if labels is not None}
-    if label is not None and label not in known:
-        raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or drop those rows")
-    files = [begins / value for value in paths]
-    return Sounds(where, files, known, label, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
-
-
-def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
-    """Return a column as labels, or None if a value is missing."""
-    values = column_of(table, column)
-    if any(value is None or value != value for value in values.tolist()):
-        return None
-    own = None if written is None else column_of(written, column)
-    return Labels(f"the column '{shown(column)}' of {where}", values, written=own)
+    return Sounds(labelled_table(frame, path, label, root, SOUNDS), SoundForm(rate, seconds), augment, threads)

@@ -264,6 +264,12 @@ def first_row(path: Path) -> list[Any]:
         return []  # reading the whole file raises the error
 
 
+def check_some(rows: int) -> None:
+    """Raise DataError if there are no samples."""
+    if rows == 0:
+        raise DataError("the data are empty; give at least one sample")
+
+
 def columns_of(
     table: Any,
     specs: Mapping[str, TensorSpec],
@@ -286,6 +292,8 @@ def columns_of(
         DataError: if there are too few or too many columns, or they contain text or missing values.
     """
     columns = _Columns(table)
+    if whole and columns.keys:
+        check_some(len(columns[next(iter(columns))]))
     made = _preprocessed(table, specs, known)
     every, specs = specs, {name: spec for name, spec in specs.items() if name not in made}
     made_of, new = _made_of(columns, specs, known, unread)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from gradgraph.data.record.data_names import DataNames
     from gradgraph.runtime.trainer import Trainer
 
+# arguments of functions that read images and sounds, but not options of --image and --sound
+OF_IMAGES = ("path", "augment")
+OF_SOUNDS = ("frame", "path", "label", "root", "augment", "threads")
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -46,67 +50,36 @@ class Reading:
         Raises:
             DataError: if an option does not apply to the data, or is invalid.
         """
-        from gradgraph.data.annotations.reading import reader_of
-        from gradgraph.data.images.image_folders import image_folder, is_image_folder
-        from gradgraph.data.images.image_tables import image_table, is_image_table
-        from gradgraph.data.shards.shards import is_shards, shards
+        from gradgraph.data.sources.sources import reader_at
+        from gradgraph.data.texts.frame_columns import is_text_file
 
-        if self.tokenizer is not None or self.text or (names is not None and names.texts and self._is_text(path)):
+        if self.tokenizer is not None or self.text or (names is not None and names.texts and is_text_file(path)):
             return self._texts(path, names, one_length)
-        kinds: dict[Callable[..., Any], Callable[[Path], bool]] = {
-            shards: is_shards,
-            image_folder: is_image_folder,
-            image_table: is_image_table,
-        }
-        read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
-        if read is None:
-            if self.image:
+        kind, read = reader_at(path) or ("", None)
+        for option, given, what in (("image", self.image, "images"), ("sound", self.sound, "WAV files")):
+            if given and option != kind:
                 raise DataError.of_options(
-                    f"--image describes how images are read, but '{shown(path)}' contains no images; omit it"
+                    f"--{option} describes how {what} are read, but '{shown(path)}' contains no {what}; omit it"
                 )
-            sounds = self._sounds(path, augment)
-            if augment and sounds is None:
+        if read is None:
+            if augment:
                 raise DataError.of_options(
                     f"--augment applies to images and sounds, but '{shown(path)}' contains none; omit it"
                 )
-            return path if sounds is None else sounds
-        _check("image", self.image, read, ("path", "augment"))
-        return read(path, **self.image, augment=list(augment) or None)
+            return path
+        options = self.image if kind == "image" else self.sound
+        _check(kind, options, read, OF_IMAGES if kind == "image" else OF_SOUNDS)
+        return read(path, **options, augment=list(augment) or None)
 
     def rows(self, path: Path) -> int:
         """Return the number of samples at ``path``."""
-        from gradgraph.data.annotations.reading import reader_of
         from gradgraph.data.sources.sources import rows_in
+        from gradgraph.data.texts.frame_columns import FrameColumns
 
-        if (read := reader_of(path)) is not None:
-            return len(read(path, **self.image))
         if self.tokenizer is not None or self.text:
-            from gradgraph.data.texts.frame_columns import FrameColumns
-
             return FrameColumns(path).rows
-        sounds = self._sounds(path)
-        return rows_in(path) if sounds is None else len(sounds)
-
-    def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
-        """Return a dataset of the WAV files in a folder or listed in a table; None if there are none."""
-        from gradgraph.data.sounds import is_sound_folder, is_sound_table
-        from gradgraph.sound import folder, table
-
-        read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
-        if read is None:
-            if self.sound:
-                raise DataError.of_options(
-                    f"--sound was passed, but '{shown(path)}' contains no WAV files; remove --sound, or pass another "
-                    "path"
-                )
-            return None
-        _check("sound", self.sound, folder, ("path", "augment", "threads"))
-        return read(path, **self.sound, augment=list(augment) or None)
-
-    def _is_text(self, path: Path) -> bool:
-        from gradgraph.data.texts.frame_columns import is_text_file
-
-        return is_text_file(path)
+        data = self.data(path)
+        return rows_in(path) if data is path else len(data)
 
     def _texts(self, path: Path, names: DataNames | None, one_length: bool) -> Any:
         from gradgraph.text import table, tokenizer_beside

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradgraph.arguments import FINITE, FLAG, NAMES, TEXT, WHOLE, checked
 from gradgraph.data.arrays.remedies import check_counts
-from gradgraph.data.sources.sources import Columns, Samples
+from gradgraph.data.sources.sources import Indexed
 from gradgraph.errors import BuildError, listed
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Confusions, confusions_of
@@ -196,8 +196,8 @@ class Diagnosis:
         graph has a schedule.
         """
         session = self._session
-        prepared = isinstance(data, Columns | Samples)
-        order = data.order if prepared else session.data.order(batch_size, shuffle, drop_last=False)
+        given = data.order if isinstance(data, Indexed) else None
+        order = given or session.data.order(batch_size, shuffle, drop_last=False)
         if step is None and session.manifest.steps:
             names = list(session.manifest.steps)
             raise BuildError(

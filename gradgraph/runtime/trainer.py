@@ -24,9 +24,8 @@ from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.data.arrays.batch import Array, Batch
 from gradgraph.data.record.column_assignment import fitting, placed
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.data.sources.data_fingerprint import seen, usual_terms
 from gradgraph.data.sources.labels_apart import labels_apart, paired
-from gradgraph.data.sources.sources import Columns, Samples
+from gradgraph.data.sources.sources import Indexed
 from gradgraph.errors import ArgumentError, CheckpointError, DataError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
@@ -358,9 +357,13 @@ class Trainer(Exports):
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:
-                    told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
+                    told = {
+                        "options of fit": options.told(resume),
+                        "data": source.fingerprint,
+                        "validation": "none" if held_out is None else held_out.fingerprint,
+                    }
                     told["kernels"] = session.kernels  # other kernels round differently
-                    team.begin(session, told, usual_terms(source, session.data.checker, order.size))
+                    team.begin(session, told, source.usual_terms(session.data.checker) or order.size)
                 kept = None
                 if keep_features is True or (keep_features == "auto" and epochs > 1):
                     kept = keep(session, source, held_out, keep_features, checkpoint)
@@ -479,7 +482,7 @@ class Trainer(Exports):
             DataError: if the data do not match the step, or outputs have different shapes in different batches.
         """
         self._warn_if_untrained()
-        if isinstance(x, Columns | Samples):
+        if isinstance(x, Indexed):
             batch_size = batch_size or x.order.batch_size
         order = self._session.data.order(batch_size, shuffle=False, drop_last=False)
         parts = self._evaluator.predict(x, order, averaged)

@@ -10,7 +10,7 @@ from scipy.sparse import issparse
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TensorSpec
+from gradgraph.data.record.specs import Specs
 
 
 class SparseRows(Loadable):
@@ -22,16 +22,12 @@ class SparseRows(Loadable):
     def __len__(self) -> int:
         return int(next(iter(self._arrays.values())).shape[0])
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since the estimator itself stores the names of columns and classes."""
         return NO_NAMES
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield a dict of dense arrays for each batch of row indices."""
         for rows in batches:

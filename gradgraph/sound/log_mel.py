@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, FLAG, PATH, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.arguments import ABOVE_ZERO, FINITE, FLAG, PATH, TEXT, Kind, checked, instance
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import Source
@@ -19,7 +19,6 @@ from gradgraph.sound.mel_filters import CONVENTIONS, Convention, bases, filters
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operation import Path, Result, closed, forget_sizes_behind, opened
 
-ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 CONVENTION = instance(str | Convention, "the name of a convention, or a gradgraph.sound.Convention")
 NOT_NEGATIVE = Kind("a number of at least 0", lambda value: FINITE.fits(value) and value >= 0)
 

@@ -203,7 +203,5 @@ def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]
         raise DataError(f"the calibration data lack {listed(missing)}, which the model expects")
     arrays = {name: np.asarray(data[name]) for name in predictor.specs}
     rows = common_length({name: row_count(name, array.shape) for name, array in arrays.items()})
-    if not rows:
-        raise DataError("the calibration data are empty; pass at least one sample")
     parts = ({n: a[i : i + size] for n, a in arrays.items()} for i in range(0, rows, size))
     return rows, [filled(batch, size if predictor.fixed_rows else 0)[0] for batch in parts]

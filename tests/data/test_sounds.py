@@ -188,7 +188,7 @@ def wrong(tmp_path: Path, what: str) -> gg.sound.Sounds:
 
 WRONG = {
     "no folder": "cannot be read",
-    "no class": "has no labels for 'target'",
+    "no class": "has no subfolders of classes, so its sounds have no 'target'",
     "an empty class": "the folders 'b' of .* contain no sounds",
     "no sound": "contains no sounds",
     "damaged": "a.wav' cannot be read",

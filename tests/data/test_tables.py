@@ -136,6 +136,6 @@ def test_of_many_columns_none_may_have_the_name_of_another(suffix: str, separato
     path.write_text("\n" + separator.join(["first", *(str(i // 2) for i in range(200_000))]) + "\n")
     with pytest.raises(DataError, match=rf"2 of the 200,001 columns of .*wide{suffix}' have the name '0'"):
         trainer().fit(path, epochs=1, progress=False)
-    path.write_text(separator.join(map(str, range(10_001))) + "\n")
+    path.write_text(2 * (separator.join(map(str, range(10_001))) + "\n"))
     with pytest.raises(DataError, match="the table has the columns '0', '1'"):
         trainer().fit(path, epochs=1, progress=False)

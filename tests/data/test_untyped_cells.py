@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.data.record.classes import Classes
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TargetSpec
 from gradgraph.data.tables import read_table
@@ -82,8 +81,7 @@ def test_labels_beside_paths_are_names_that_the_model_knows(name: str, kind: str
     read = gg.image_table if kind == "images" else gg.sound.table
     names = DataNames(classes={"target": known})
     spec = TargetSpec("target", "int64", ("n",), classes=3, ignore_index=-100)
-    of_target = next(one for one in read(tmp_path / "t.csv")._labels_of("target", names) if hasattr(one, "matched"))
-    numbers, _ = of_target.matched(spec, Classes.known(names, "target"))
+    numbers = read(tmp_path / "t.csv")._found.targets(spec, names)
     assert [known[i] for i in numbers] == labels
 
 

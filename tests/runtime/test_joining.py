@@ -75,7 +75,7 @@ def test_an_axis_that_only_looks_like_that_of_the_samples() -> None:
 
 
 def test_without_a_batch_there_is_nothing() -> None:
-    with pytest.raises(DataError, match="the data are empty; give at least one batch to predict"):
+    with pytest.raises(DataError, match="the data are empty: the iterable yields no batch"):
         trainer().predict([])
 
 

@@ -225,7 +225,7 @@ def test_names_of_classes_stay() -> None:
     ("calibration", "words"),
     [
         ({"y": np.zeros((3, 8), np.float32)}, "the calibration data lack 'x', which the model expects"),
-        ({"x": np.zeros((0, 8), np.float32)}, "the calibration data are empty"),
+        ({"x": np.zeros((0, 8), np.float32)}, "the data are empty"),
         ({"x": np.zeros((3, 7), np.float32)}, r"\[3, 7\]"),
         ("none.npz", "none.npz"),
     ],

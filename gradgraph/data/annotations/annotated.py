@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from gradgraph.data.images.image_form import KINDS, MODES, ImageForm, stacked
 from gradgraph.data.prefetch import prefetched_samples
 from gradgraph.data.record.classes import Classes, classes_for, warn_of_missing
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.shuffling import generator
 from gradgraph.errors import DataError, listed, shown
 
 log = logging.getLogger("gradgraph")
@@ -63,12 +63,19 @@ class Options:
         """Whether images are augmented in training."""
         return bool(self.flip or self.zoom or self.recolour is not None)
 
-    def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:
-        """Return the placement of an image of size ``source`` (width, height); random if ``rng`` is passed."""
-        size, letterbox = size_in(form, source), bool(form.letterbox)
+    def form_for(self, image: str, known: DataNames) -> ImageForm:
+        """Return the format of an image input, completed by that of the training data."""
+        return replace(self.form.like(known.images.get(image, {})), shorter=None)
+
+    def placed(self, image: Any, form: ImageForm, seed: Sequence[int], i: int) -> tuple[Any, Placing]:
+        """Return image ``i``, recoloured, and its placement; both are random unless ``seed`` is empty."""
+        rng = generator(seed, i)
+        if rng is not None and self.recolour is not None:
+            image = _recoloured(image, self.recolour, rng)
+        size, letterbox = size_in(form, image.size), bool(form.letterbox)
         if rng is None or not (self.flip or self.zoom):
-            return whole(source, size, letterbox)
-        return at_random(source, size, letterbox, self.flip, self.zoom, rng)
+            return image, whole(image.size, size, letterbox)
+        return image, at_random(image.size, size, letterbox, self.flip, self.zoom, rng)
 
 
 def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
@@ -177,7 +184,7 @@ class Annotated(Loadable):
         """Return image, labels and boxes (relative centre x, y, width, height) without preprocessing for a model."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
         parts = {"image": "image", "labels": "labels", "boxes": "boxes"}
-        return self._sample(parts, {}, form, i, None, {"labels": np.arange(len(self.classes))})
+        return self._sample(parts, {}, form, i, (), {"labels": np.arange(len(self.classes))})
 
     def size_of(self, i: int) -> tuple[int, int]:
         """Return width and height of an image."""
@@ -193,7 +200,7 @@ class Annotated(Loadable):
                 f"the step expects {listed([str(spec) for spec in specs])}, none of which is an image; use a model "
                 "with an image input of 4 axes"
             )
-        return self._form(spec.name, known).of(spec)
+        return self.options.form_for(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
         """Convert boxes (left, top, right, bottom) from fractions of the model input to pixels of image ``i``.
@@ -212,7 +219,7 @@ class Annotated(Loadable):
 
     # --- for a step ----------------------------------------------------------------------------------------------
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return classes and image format, taken from ``known`` if present."""
         parts, names = self._parts(specs), NO_NAMES
         for target, part in parts.items():
@@ -224,23 +231,17 @@ class Annotated(Loadable):
                 names = names.updated(classes.of(target))
         self._told = True
         image = _image_of(parts)
-        return names.updated(DataNames(images={image: self._form(image, known).given}))
+        return names.updated(DataNames(images={image: self.options.form_for(image, known).given}))
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches of the images with these indices."""
         parts = self._parts(specs)
-        form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
+        form = self.options.form_for(_image_of(parts), known).of(specs[_image_of(parts)])
         numbers = {part: self._numbers(name, part, known) for name, part in parts.items() if part in ("labels", "map")}
         for samples in prefetched_samples(
-            batches,
-            lambda i: self._sample(parts, specs, form, i, seed, numbers),
-            self.options.threads or min(8, os.cpu_count() or 1),
+            batches, lambda i: self._sample(parts, specs, form, i, seed, numbers), self.options.threads
         ):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
 
@@ -255,10 +256,7 @@ class Annotated(Loadable):
         target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
         return (None if target is None else Classes.known(known, target.name)) or Classes()
 
-    def _form(self, image: str, known: DataNames) -> ImageForm:
-        return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
-
-    def _parts(self, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    def _parts(self, specs: Specs) -> dict[str, str]:
         """Return the role of each input and target by its axes and element type, since names differ by model."""
         parts = {name: _part_of(spec) for name, spec in specs.items()}
         kinds = [part for part in parts.values() if part]
@@ -292,14 +290,10 @@ class Annotated(Loadable):
         return image
 
     def _sample(
-        self, parts: Mapping[str, str], specs: Mapping[str, TensorSpec], form: ImageForm, i: int,
-        seed: Sequence[int] | None, numbers: Mapping[str, Array],
+        self, parts: Mapping[str, str], specs: Specs, form: ImageForm, i: int,
+        seed: Sequence[int], numbers: Mapping[str, Array],
     ) -> dict[str, Array]:  # fmt: skip
-        image = self._picture(i).convert(MODES[form.channels or 3])
-        rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
-        if rng is not None and self.options.recolour is not None:
-            image = recoloured(image, self.options.recolour, rng)
-        place = self.options.placing(form, image.size, rng)
+        image, place = self.options.placed(self._picture(i).convert(MODES[form.channels or 3]), form, seed, i)
         width, height = place.size
         found = self.found[i]
         before = np.clip(found.in_pixels(found.boxes, image.size), 0, [*image.size] * 2)
@@ -379,7 +373,7 @@ def blank(size: tuple[int, int]) -> Any:
     return Image.new("L", size, 1)
 
 
-def recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> Any:
+def _recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> Any:
     """Apply a colour augmentation; raise DataError if it changes the image size."""
     made = change.of_image(image, rng, None, lambda whole: whole)
     if made.size != image.size:

@@ -86,8 +86,8 @@ def coco(
         raise DataError(f"{where} is not a valid COCO annotation file ({error}); check the file") from None
     _check_crowds(sum(int(f.crowd.sum()) for f in found), sum(len(f.crowd) for f in found), where)
     folder = Path(images) if images is not None else _folder_of(file, names[0] if names else "")
-    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
-    return Annotated(where, classes, [folder / name for name in names], found, options)
+    form = form_of(size, mean, std, layout, order=order, scale=scale, letterbox=letterbox)
+    return Annotated(where, classes, [folder / name for name in names], found, Options.of(form, augment, threads))
 
 
 def _check_crowds(crowds: int, objects: int, where: str) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from gradgraph.arguments import PATH, WHOLE, checked, instance
-from gradgraph.data.annotations.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, laid, recoloured
+from gradgraph.data.annotations.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, laid
 from gradgraph.data.annotations.yolo_files import names_in
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.augment.placing import NEAREST
 from gradgraph.data.dataset import Loadable
-from gradgraph.data.images.image_files import numbers_at, picture_at
-from gradgraph.data.images.image_folders import SUFFIXES
+from gradgraph.data.images.image_files import IMAGES, MASKS, numbers_at, picture_at
 from gradgraph.data.images.image_form import MODES, Augment, ImageForm, Layout, Order, form_of, stacked
+from gradgraph.data.labelled_files import files_below
 from gradgraph.data.prefetch import prefetched_samples
 from gradgraph.data.record.classes import Classes, classes_for
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 
 PAIRS = (("images", "masks"), ("JPEGImages", "SegmentationClass"))
@@ -51,33 +51,28 @@ class MaskFolder(Loadable):
     def __getitem__(self, i: int) -> tuple[Array, Array]:
         """Return an image and the class of each of its pixels."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
-        image, mask = self._sample(form, i, None, IGNORED, None)
+        image, mask = self._sample(form, i, (), IGNORED, None)
         return image, mask
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return classes and image format, taken from ``known`` if present."""
         image, target = self._parts(specs)
-        names = DataNames(images={image: self._form(image, known).given})
+        names = DataNames(images={image: self.options.form_for(image, known).given})
         if not target or not self.classes or specs[target].shape[1] == 1:
             return names
         classes = classes_for(specs[target], self.classes, Classes.known(known, target), f"'{shown(self.where)}'")
         return names.updated(classes.of(target))
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches of the images with these indices."""
         image, target = self._parts(specs)
-        form = self._form(image, known).of(specs[image])
+        form = self.options.form_for(image, known).of(specs[image])
         ignored = ignored_by(specs[target]) if target and len(specs[target].shape) == 3 else IGNORED
         numbers = self._numbers(target, known)
-        threads = self.options.threads or min(8, os.cpu_count() or 1)
         for samples in prefetched_samples(
-            batches, lambda i: (*self._sample(form, i, seed, ignored, numbers), i), threads
+            batches, lambda i: (*self._sample(form, i, seed, ignored, numbers), i), self.options.threads
         ):
             names = [str(self.files[i]) for *_, i in samples]
             made = {image: stacked([array for array, *_ in samples], names)}
@@ -92,10 +87,7 @@ class MaskFolder(Loadable):
         """The image folder."""
         return self.files[0].parent
 
-    def _form(self, image: str, known: DataNames) -> ImageForm:
-        return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
-
-    def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str]:
+    def _parts(self, specs: Specs) -> tuple[str, str]:
         """Return the image input, and the mask target if there is one."""
         images = [n for n, s in specs.items() if len(s.shape) == 4 and not isinstance(s, TargetSpec)]
         others = [n for n in specs if n not in images]
@@ -116,14 +108,11 @@ class MaskFolder(Loadable):
         return None if (numbers == np.arange(len(numbers))).all() else numbers
 
     def _sample(
-        self, form: ImageForm, i: int, seed: Sequence[int] | None, ignored: int, renumbered: Array | None
+        self, form: ImageForm, i: int, seed: Sequence[int], ignored: int, renumbered: Array | None
     ) -> tuple[Array, Array]:
         mask = numbers_at(self.masks[i])
         image = picture_at(self.files[i], mask.size).convert(MODES[form.channels or 3])
-        rng = np.random.default_rng([*(s % (1 << 64) for s in seed), i]) if seed else None
-        if rng is not None and self.options.recolour is not None:
-            image = recoloured(image, self.options.recolour, rng)
-        place = self.options.placing(form, image.size, rng)
+        image, place = self.options.placed(image, form, seed, i)
         numbers = np.asarray(place.picture(mask, self.ignore, NEAREST), np.int64)
         counted = numbers != self.ignore
         if renumbered is not None:
@@ -208,10 +197,10 @@ def masks(
     pair = next((p for p in pairs if all(is_there(root / name) for name in p)), None)
     if pair is None:
         raise DataError(f"'{shown(path)}' has no folders '{shown(found[0])}' and '{shown(found[1])}'; check the path")
-    of_name = {p.stem: p for p in sorted((root / pair[1]).rglob("*")) if p.suffix.lower() == ".png"}
-    pictures = [p for p in sorted((root / pair[0]).rglob("*")) if p.suffix.lower() in SUFFIXES and p.stem in of_name]
+    of_name = {p.stem: p for p in files_below(root / pair[1], MASKS)}
+    pictures = [p for p in files_below(root / pair[0], IMAGES) if p.stem in of_name]
     if not pictures:
         raise DataError(f"no image in '{shown(root / pair[0])}' has a mask; the mask of a.jpg must be named a.png")
     names = classes if classes is not None else names_in(root) or ()
-    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
-    return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)
+    form = form_of(size, mean, std, layout, order=order, scale=scale, letterbox=letterbox)
+    return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, Options.of(form, augment, threads))

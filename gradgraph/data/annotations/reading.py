@@ -26,7 +26,9 @@ def reader_of(path: Path) -> Callable[..., Annotated | MaskFolder] | None:
             return None
         if any((path / name).is_file() for name in NAMES):
             return coco
-        if any((path / name).is_file() for name in TABLES) or (path / "labels").is_dir():
+        if any((path / name).is_file() for name in TABLES) or all(
+            (path / name).is_dir() for name in ("images", "labels")
+        ):
             return yolo
         if any(all((path / name).is_dir() for name in pair) for pair in PAIRS):
             return masks
@@ -44,8 +46,8 @@ def is_annotated(path: str | os.PathLike[str]) -> bool:
 def read(path: str | os.PathLike[str], **options: Any) -> Annotated | MaskFolder:
     """Read the images in a file or folder by :func:`coco`, :func:`yolo` or :func:`masks`, with their options.
 
-    A ``.json``, or a folder with ``annotations.json``, is read as COCO; a ``.yaml``, or a folder with ``data.yaml`` or
-    ``labels``, as YOLO; a folder with ``images`` and ``masks`` as masks.
+    A ``.json``, or a folder with ``annotations.json``, is read as COCO; a ``.yaml``, or a folder with ``data.yaml``, or
+    with ``images`` and ``labels``, as YOLO; a folder with ``images`` and ``masks`` as masks.
 
     Raises:
         DataError: the file or folder has none of these formats.

@@ -12,11 +12,12 @@ from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.data.annotations.annotated import OPTIONS, Annotated, Found, Options, is_there
 from gradgraph.data.annotations.outlines import Polygons, Runs
 from gradgraph.data.arrays.batch import Array
-from gradgraph.data.images.image_folders import SUFFIXES
+from gradgraph.data.images.image_files import IMAGES
 from gradgraph.data.images.image_form import Augment, Layout, Order, form_of
+from gradgraph.data.labelled_files import files_below
 from gradgraph.errors import DataError, shown, suggestion
 from gradgraph.files.untrusted.flat_yaml import LARGEST, Value, flat_yaml_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes, regular_text
 
 TABLES = ("data.yaml", "dataset.yaml", "data.yml")
 CLASSES = ("classes.txt", "obj.names")
@@ -64,9 +65,9 @@ def yolo(
         classes, pictures = _of_table(table, split)
     else:
         classes, pictures = _classes_in(given), _in_folder(_split_in(given, split))
-    options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
+    form = form_of(size, mean, std, layout, order=order, scale=scale, letterbox=letterbox)
     found = [_found(picture, len(classes)) for picture in pictures]
-    return Annotated(f"'{shown(path)}'", classes, pictures, found, options)
+    return Annotated(f"'{shown(path)}'", classes, pictures, found, Options.of(form, augment, threads))
 
 
 def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
@@ -121,13 +122,9 @@ def _split_in(folder: Path, split: str) -> Path:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    try:
-        found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-    except OSError as error:
-        raise DataError(f"'{shown(folder)}' cannot be read ({error.strerror}); check the path") from None
-    if not found:
-        raise DataError(f"'{shown(folder)}' contains no images ({', '.join(SUFFIXES)}); check the path")
-    return found
+    if found := files_below(folder, IMAGES):
+        return found
+    raise DataError(f"'{shown(folder)}' contains no {IMAGES}; check the path")
 
 
 def _listed_in(file: Path, base: Path) -> list[Path]:
@@ -136,9 +133,7 @@ def _listed_in(file: Path, base: Path) -> list[Path]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return regular_bytes(file, 1 << 26).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise DataError(f"'{shown(file)}' is not UTF-8; save it as UTF-8") from None
+        return regular_text(file, 1 << 26).splitlines()
     except UnreadableError as error:
         raise DataError(f"'{shown(file)}' cannot be read ({error}); check the file") from None
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.labelled_files import FileKind
 from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
+IMAGES = FileKind("image", (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"))
+MASKS = FileKind("mask", (".png",))
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more formats, which adds attack surface
 MOST_PIXELS = 64_000_000
 LARGE_PIXELS = 8_000_000  # larger images are decoded one at a time

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradgraph.arguments import FINITE, NUMBERS, WHOLE, Kind
+from gradgraph.arguments import ABOVE_ZERO, FINITE, NUMBERS, WHOLE, Kind
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.data.augment.placing import whole
@@ -110,12 +110,13 @@ class ImageForm:
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
 
-    def __call__(self, image: Any, augmented: Augmentations | None = None, seed: Sequence[int] = ()) -> Array:
-        """Convert a Pillow image to an array, with augmentations, if any, drawn by ``seed`` (numbers below 2^64)."""
+    def __call__(
+        self, image: Any, augmented: Augmentations | None = None, rng: np.random.Generator | None = None
+    ) -> Array:
+        """Convert a Pillow image to an array; augment it if both augmentations and a random generator are passed."""
         image = image.convert(MODES[self.channels or 3])
-        if augmented is None:
+        if augmented is None or rng is None:
             return self._laid_out(self._normalised(self.resized(image)))
-        rng = np.random.default_rng(list(seed))
         array = self._normalised(augmented.of_image(image, rng, self.size, self.resized))
         augmented.of_array(array, rng)
         return self._laid_out(array)
@@ -179,7 +180,6 @@ SIZE = Kind(
 ORDER = Kind('"RGB" or "BGR"', lambda value: isinstance(value, str) and value in ("RGB", "BGR"))
 SCALE = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
 LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value in ("NCHW", "NHWC"))
-ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 AUGMENT = Kind("an augmentation, its name or call as text, a function, or a list of these",
                lambda value: all(map(_is_augment, value if isinstance(value, list | tuple) else [value])))  # fmt: skip
 KINDS = {"size": SIZE.or_none(), "mean": NUMBERS.or_none(), "std": NUMBERS.or_none(), "layout": LAYOUT.or_none(),

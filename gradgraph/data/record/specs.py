@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.graph.shape_inference import shape_of
 
 Dim = int | str | None
+Specs: TypeAlias = "Mapping[str, TensorSpec]"  # the inputs and targets of a step by name
 
 
 @dataclass(frozen=True)

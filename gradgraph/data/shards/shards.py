@@ -17,27 +17,27 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gradgraph.arguments import PATH, checked, described, instance
+from gradgraph.arguments import ABOVE_ZERO, PATH, checked, described, instance
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.augment.augmentation import Augmentations
 from gradgraph.data.dataset import Loadable
-from gradgraph.data.images.image_files import opened
-from gradgraph.data.images.image_folders import SUFFIXES
-from gradgraph.data.images.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
-from gradgraph.data.images.image_labels import Labels, as_targets, check_mixing, mixed, number_of
+from gradgraph.data.images.image_files import IMAGES, opened
+from gradgraph.data.images.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
+from gradgraph.data.images.mixed_batches import check_mixing, mixed
+from gradgraph.data.labels import Labels, as_targets
 from gradgraph.data.prefetch import prefetched_samples
 from gradgraph.data.record.classes import Classes, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec
 from gradgraph.data.shards.tar_members import members, name_at
-from gradgraph.data.shuffling import displaced, permutation
+from gradgraph.data.shuffling import displaced, generator, permutation
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.array_files import npy_header
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
-IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
-READ = ("npy", "cls", "json", *IMAGES)
+_IMAGES = tuple(suffix[1:] for suffix in IMAGES.suffixes)
+READ = ("npy", "cls", "json", *_IMAGES)
 MOST_TEXT, MOST_NAME = 1 << 24, 1000  # maximum bytes of a .json, and of a .cls (a number or a name)
 MOST_FIELDS = 1000
 BUFFER = 10_000
@@ -61,7 +61,7 @@ class Shards(Loadable):
     """
 
     def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment,
-                 buffer: int, threads: int) -> None:  # fmt: skip
+                 buffer: int, threads: int | None) -> None:  # fmt: skip
         self.paths, self.names, self.form = list(paths), dict(names), form
         self.augmented = None if augment is None else Augmentations(augment)
         self._labels: dict[Field, Labels] = {}  # labels that may be class names, read once
@@ -91,7 +91,7 @@ class Shards(Loadable):
         ends = list(self.extensions)
         held = [ends[self._kinds[m]] for m in range(self._firsts[i], self._firsts[i + 1])]
         form = replace(self.form, layout=self.form.layout or "NCHW")
-        forms = {end: form for end in held if _last(end) in IMAGES}
+        forms = {end: form for end in held if _last(end) in _IMAGES}
         return self._sample(i, {end: Field(end) for end in held if _last(end) in READ}, forms, ())
 
     def _add(self, path: Path) -> None:
@@ -128,7 +128,7 @@ class Shards(Loadable):
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
         return order
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return the image options for a step, and the class names if labels have them; ``known`` takes precedence.
 
         Raises:
@@ -136,7 +136,7 @@ class Shards(Loadable):
         """
         fields = self._fields(specs)
         check_mixing(self.augmented, next((spec for spec in specs.values() if isinstance(spec, TargetSpec)), None))
-        images = (name for name, field in fields.items() if _last(field.extension) in IMAGES)
+        images = (name for name, field in fields.items() if _last(field.extension) in _IMAGES)
         names = DataNames(images={name: self.form.like(known.images.get(name, {})).given for name in images})
         for name, field in fields.items():
             mine = Classes.known(known, name)
@@ -145,16 +145,12 @@ class Shards(Loadable):
         return names
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches for a step, read and decoded in threads; arguments as for ``Images.load``."""
         fields = self._fields(specs)
         self._check_all_have(fields.values())
-        images = [name for name, field in fields.items() if _last(field.extension) in IMAGES]
+        images = [name for name, field in fields.items() if _last(field.extension) in _IMAGES]
         forms = {name: self.form.like(known.images.get(name, {})).of(specs[name]) for name in images}
         of = {name: Classes.known(known, name) for name in fields}
         named = {name: self._named(specs[name], field, of[name]) for name, field in fields.items()}
@@ -168,9 +164,9 @@ class Shards(Loadable):
                 if isinstance(specs[name], TargetSpec) and rows.ndim == 1:
                     batch[name] = as_targets(rows, specs[name], None, f"'{shown(self.paths[0])}'")
             batch |= {name: rows[numbers] for name, rows in targets.items()}
-            if self.augmented is not None and seed and len(forms) == 1:
+            if len(forms) == 1:
                 label = next((name for name, spec in specs.items() if isinstance(spec, TargetSpec)), None)
-                batch = mixed(batch, images[0], label, forms[images[0]], self.augmented, [*seed, numbers[0]])
+                batch = mixed(batch, images[0], label, forms[images[0]], self.augmented, seed, numbers[0])
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
@@ -196,10 +192,10 @@ class Shards(Loadable):
 
     # --- matching of fields and inputs -------------------------------------------------------------------------
 
-    def _fields(self, specs: Mapping[str, TensorSpec]) -> dict[str, Field]:
+    def _fields(self, specs: Specs) -> dict[str, Field]:
         return {name: self._field(spec, specs) for name, spec in specs.items()}
 
-    def _field(self, spec: TensorSpec, specs: Mapping[str, TensorSpec]) -> Field:
+    def _field(self, spec: TensorSpec, specs: Specs) -> Field:
         name = spec.name
         if name in self.names:
             given = self.names[name]
@@ -214,7 +210,7 @@ class Shards(Loadable):
         own = [e for e in self.extensions if e.rpartition(".")[0] == name.lower()]
         alike = [s for s in specs.values() if isinstance(s, TargetSpec) is isinstance(spec, TargetSpec)]
         if not own and len(alike) == 1:
-            kinds = ("cls",) if isinstance(spec, TargetSpec) else (*IMAGES, "npy")
+            kinds = ("cls",) if isinstance(spec, TargetSpec) else (*_IMAGES, "npy")
             own = [e for e in self.extensions if e in kinds and e not in self.names.values()]
         if not own and "json" in self.extensions:
             return Field("json", name)
@@ -255,8 +251,7 @@ class Shards(Loadable):
             for name, field in fields.items():
                 content, where = self._content(file, shard, i, field)
                 if name in forms:
-                    augmented, number = (self.augmented, number_of(seed, i)) if seed else (None, [])
-                    sample[name] = forms[name](opened(content, where), augmented, number)
+                    sample[name] = forms[name](opened(content, where), self.augmented, generator(seed, i))
                 else:
                     sample[name] = _read(content, field, where)
         return sample
@@ -451,4 +446,4 @@ def shards(
         DataError: if a file is missing, damaged or compressed, or contains members that are not regular files.
     """
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
-    return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))
+    return Shards(_paths(path), names or {}, form, augment, buffer, threads)

@@ -6,10 +6,10 @@ import contextlib
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 import numpy as np
@@ -38,8 +38,8 @@ def in_order(
     return InOrder(data, wanted, unread, known)
 
 
-class Ordered(Protocol):
-    """The interface of samples that are read once, in order; a context manager that closes files.
+class Ordered(contextlib.ExitStack, ABC):
+    """Samples that are read once, in order; a context manager that closes files.
 
     Attributes:
         rows: number of samples.
@@ -51,22 +51,16 @@ class Ordered(Protocol):
     others: list[str]
     files: list[str]
 
-    def __enter__(self) -> Ordered: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
-    ) -> None: ...
-
+    @abstractmethod
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         """Yield batches of ``size`` samples; the last one may be smaller."""
-        ...
 
 
-class LoadedInOrder(contextlib.nullcontext[Any]):
+class LoadedInOrder(Ordered):
     """The samples of a ``Loadable`` dataset, in order."""
 
     def __init__(self, samples: Loadable, wanted: Mapping[str, TensorSpec], known: DataNames) -> None:
-        super().__init__(self)
+        super().__init__()
         self._samples, self._wanted = samples, wanted
         self._names = samples.names_for(wanted, known)
         self.rows, self.others = len(samples), list[str]()
@@ -77,7 +71,7 @@ class LoadedInOrder(contextlib.nullcontext[Any]):
         return self._samples.load(ranges, self._wanted, (), self._names)
 
 
-class InOrder:
+class InOrder(Ordered):
     """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (loaded whole).
 
     Args:
@@ -99,10 +93,11 @@ class InOrder:
         unread: Collection[str] = (),
         known: DataNames = NO_NAMES,
     ) -> None:
-        self.path, self.files, self._open = Path(path), list[str](), contextlib.ExitStack()
+        super().__init__()
+        self.path, self.files = Path(path), []
         found: dict[str, Opened]
         with contextlib.ExitStack() as unless_all_is_well:
-            unless_all_is_well.callback(self._open.close)
+            unless_all_is_well.callback(self.close)
             if is_table_file(self.path):
                 table = read_table(self.path, known=known)
                 arrays, _ = columns_of(table, wanted, known, unread)
@@ -110,7 +105,7 @@ class InOrder:
                 self.others = [name for name in columns_in(table) if name in unread]
             elif self.path.is_file():
                 with explained(self.path):
-                    archive, members = self._open.enter_context(opened_npz(self.path, sys.maxsize))
+                    archive, members = self.enter_context(opened_npz(self.path, sys.maxsize))
                     found = {name: self._member(archive, members[name]) for name in wanted if name in members}
                 self.others = [name for name in members if name not in wanted]
             else:
@@ -123,16 +118,8 @@ class InOrder:
                     f"'{shown(self.path)}' does not contain {listed(missing)}, which the model requires{has}"
                 )
             self.rows = common_length({name: row_count(name, shape) for name, (shape, _) in found.items()})
-            if self.rows == 0:
-                raise DataError("the data are empty; give at least one sample")
             unless_all_is_well.pop_all()
         self._read = {name: read for name, (_, read) in found.items()}
-
-    def __enter__(self) -> InOrder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._open.close()
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         """Yield batches of ``size`` rows; the last one may be smaller."""
@@ -142,7 +129,7 @@ class InOrder:
                 yield {name: read(count) for name, read in self._read.items()}
 
     def _member(self, archive: ZipFile, info: ZipInfo) -> Opened:
-        file = self._open.enter_context(archive.open(info))
+        file = self.enter_context(archive.open(info))
         shape, is_fortran, dtype = npy_header(file)
         if is_fortran:  # its rows are not contiguous
             file.seek(0)

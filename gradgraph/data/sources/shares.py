@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradgraph.data.arrays.batch import Batch, BatchChecker, to_array
-from gradgraph.data.sources.sources import Columns, Samples, Source
+from gradgraph.data.sources.sources import Indexed, Source
 
 
 class Spare(dict[str, Any]):
@@ -25,8 +25,7 @@ def shares(
         yield from batches
         return
     for i, batch in enumerate(batches, start):
-        if isinstance(source, Columns | Samples):
-            assert source.rows is not None
+        if isinstance(source, Indexed) and source.rows is not None:
             yield Spare(batch) if source.order.lacks(i, source.rows) else batch
             continue
         named = {

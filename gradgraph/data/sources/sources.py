@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
+from gradgraph.data.annotations import reading
 from gradgraph.data.arrays.batch import (
     Array,
     Batch,
@@ -24,13 +26,13 @@ from gradgraph.data.arrays.batch import (
     to_array,
 )
 from gradgraph.data.arrays.numpy_files import load_arrays
-from gradgraph.data.arrays.padded import Padded
 from gradgraph.data.arrays.remedies import check_counts, for_batch
 from gradgraph.data.arrays.rows import Rows, Table
 from gradgraph.data.arrays.stored import StoredArray
 from gradgraph.data.dataset import Loadable
-from gradgraph.data.images.image_folders import image_folder, is_image_folder
-from gradgraph.data.images.image_tables import column_of_images, image_table, is_image_table
+from gradgraph.data.images.image_files import IMAGES
+from gradgraph.data.images.labelled_images import image_folder, image_table, is_image_folder
+from gradgraph.data.labelled_files import FileKind, column_of_paths, is_folder_of
 from gradgraph.data.prefetch import prefetched
 from gradgraph.data.preprocess.frames import Frame, is_table
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
@@ -38,11 +40,11 @@ from gradgraph.data.record.matching import Declared, check_same
 from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.data.shards.shards import is_shards, shards
 from gradgraph.data.shuffling import permutation
-from gradgraph.data.tables import is_table_file, read_table
-from gradgraph.errors import DataError, counted, listed, shown
+from gradgraph.data.sounds import SOUNDS, folder, table
+from gradgraph.data.sources.map_style import MapStyle
+from gradgraph.data.tables import check_some, first_row, is_table_file, read_table
+from gradgraph.errors import DataError, counted, shown
 from gradgraph.files.mapped import is_mapped
-
-log = logging.getLogger("gradgraph")
 
 
 @dataclass(frozen=True)
@@ -107,27 +109,66 @@ class Order:
         return np.concatenate([own, last])
 
 
-class Source(Protocol):
-    """The interface of data that are read in batches.
+class Source(ABC):
+    """Data that are read in batches for a step: the protocol of every kind of data.
 
     Attributes:
-        names: names of the columns and classes.
+        names: the names of columns and classes that were read from the data.
         rows: number of samples; None if unknown.
         batches_per_epoch: number of batches per epoch; None if unknown.
         shapes: shapes of all batches but the last, by name; None if unknown.
+        files: the samples' files, if each is a file.
     """
 
     names: DataNames
-    rows: int | None
-    batches_per_epoch: int | None
-    shapes: dict[str, tuple[int, ...]] | None
+    rows: int | None = None
+    batches_per_epoch: int | None = None
+    shapes: dict[str, tuple[int, ...]] | None = None
+    files: Sequence[Path] = ()
 
+    @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch (counted from 0), starting with batch ``start``."""
-        ...
+
+    def text_of(self, i: int, known: DataNames) -> str:
+        """Return the text of sample ``i``; empty if it is not a text."""
+        return ""
+
+    def usual_terms(self, checker: BatchChecker) -> int | None:
+        """Return the number of loss terms in this rank's share of the first batch; None if it is unknown."""
+        return None
+
+    @property
+    def fingerprint(self) -> str:
+        """The number of samples, and a digest by which ranks verify that they have the same data.
+
+        The digest covers names, dtypes, shapes and some rows of arrays, or the file names of datasets.
+        """
+        digest = hashlib.sha256()
+        for trace in self._traces():
+            digest.update(trace)
+        rows = "batches" if self.rows is None else f"{self.rows} samples"
+        return f"{rows}, {digest.hexdigest()[:12]}"
+
+    def _traces(self) -> Iterator[bytes]:
+        return iter(["\n".join(file.name for file in self.files).encode()])
 
 
-class Columns:
+class Indexed(Source):
+    """Samples that are read by index, in any order.
+
+    Attributes:
+        order: the order of the samples, and their division into batches.
+    """
+
+    order: Order
+
+    @abstractmethod
+    def at(self, batches: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
+        """Yield batches of the samples with these indices, without augmentation."""
+
+
+class Columns(Indexed):
     """A source of arrays with one row per sample.
 
     A batch in order is a view of the arrays. A shuffled batch is gathered into a buffer that the next batch reuses. (If
@@ -141,12 +182,13 @@ class Columns:
     ) -> None:
         checker.check_names(arrays)
         self.kind, self.names = checker.kind, names
-        self.arrays = {n: _column(checker, n, v, order) for n, v in arrays.items()}
+        found = {n: v if isinstance(v, StoredArray) else to_array(n, v) for n, v in arrays.items()}
+        self.rows = common_length({n: row_count(n, a.shape) for n, a in found.items()})
+        self.arrays = {n: _column(checker, n, a, order) for n, a in found.items()}
         if not any(isinstance(a, StoredArray) for a in self.arrays.values()):
             checker.check_bounds(self.arrays)
         self.order = order
-        self.rows: int | None = common_length({n: len(a) for n, a in self.arrays.items()})
-        self.batches_per_epoch: int | None = _count_batches(order, self.rows)
+        self.batches_per_epoch = _count_batches(order, self.rows)
         rest = self.rows % order.batch_size
         if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
             raise DataError(
@@ -167,7 +209,7 @@ class Columns:
         self._counts = checker.counts_of_all(held, size) if once else None  # of each full batch
         self._mapped = {n: a for n, a in self.arrays.items() if not isinstance(a, StoredArray) and is_mapped(a)}
         self._idle = [self._new_tables()]
-        self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
+        self.shapes = self._idle[0][0].shapes
 
     def _new_tables(self) -> list[Table]:
         return [Table(self.arrays, self._size, None if self._is_prefetched else self._counts) for _ in range(2)]
@@ -178,6 +220,19 @@ class Columns:
         if indices is None:
             return self._in_order(start)
         return self._shuffled(indices.data, start)
+
+    def at(self, batches: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
+        for rows in batches:
+            yield {n: np.concatenate([a[i : i + 1] for i in rows]) for n, a in self.arrays.items()}
+
+    def usual_terms(self, checker: BatchChecker) -> int | None:
+        return checker.counts(checker(dict(next(iter(self.batches(0))))))[1]
+
+    def _traces(self) -> Iterator[bytes]:
+        for name, array in self.arrays.items():
+            yield f"{name} {array.dtype} {array.shape}".encode()
+            for row in np.linspace(0, len(array) - 1, min(TRACED, len(array)), dtype=np.int64):
+                yield np.ascontiguousarray(array[int(row) : int(row) + 1]).tobytes()
 
     def _in_order(self, start: int) -> Iterator[Batch]:
         for rows in self._ranges(start):
@@ -216,70 +271,42 @@ class Columns:
             yield slice(first, min(first + size, self.rows))
 
 
+TRACED = 64  # number of rows in a fingerprint
 LABEL_ROWS = 1 << 16  # rows loaded at once to check the range of stored labels
 PREFETCH_BYTES = (
     4 << 20
 )  # for smaller batches, prefetching is slower: a thread switch takes as long as gathering 1-2 MB
 
 
-class Samples:
-    """A source of a map-style dataset with ``len(dataset)`` samples; ``dataset[i]`` is a dict or a tuple."""
+class Samples(Indexed):
+    """A source of a dataset that loads samples by index."""
 
     def __init__(self, dataset: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> None:
-        self.dataset, self.kind, self.order = dataset, checker.kind, order
-        self._checker = checker
-        self.known = known
-        is_ours = isinstance(dataset, Loadable)
-        self._declared = Declared() if is_ours else Declared.of(dataset, checker.specs, known)
-        self.names = dataset.names_for(checker.specs, known) if is_ours else self._declared.names
-        self.rows: int | None = len(dataset)
-        self.batches_per_epoch: int | None = _count_batches(order, self.rows)
-        self.shapes: dict[str, tuple[int, ...]] | None = None
-        self.files = dataset.files if is_ours else []  # files of the samples, if each is a file
-        self._told = False  # whether ignored fields were logged
+        self.dataset, self.kind, self.order, self.known = dataset, checker.kind, order, known
+        self._specs = checker.specs
+        self._loadable = dataset if isinstance(dataset, Loadable) else MapStyle(dataset, checker, known)
+        self.names, self.files = self._loadable.names_for(checker.specs, known), self._loadable.files
+        self.rows = len(self._loadable)
+        self.batches_per_epoch = _count_batches(order, self.rows)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        size, indices = self.order.size, self.order.indices(epoch, self.rows)
-        if self.order.shuffle and isinstance(self.dataset, Loadable):  # may keep nearby or similar samples together
-            indices = self.order.share(self.dataset.order(self.order.seed, epoch, self.order.batch_size))
-        batches = (
-            range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
-            for first in range(start * size, self.batches_per_epoch * size, size)
-        )
-        if isinstance(self.dataset, Loadable):
-            seed = (self.order.seed, epoch) if self.order.augments else ()
-            yield from self.dataset.load(batches, self._checker.specs, seed, self.names)
-            return
-        for rows in batches:
-            samples = [self.dataset[i] for i in rows]
-            if isinstance(self.dataset, Padded):
-                yield self._numbered(self.dataset.batch(samples, list(self._checker.specs)))
-            else:
-                named = [self._checker.named(self._wanted_part(sample)) for sample in samples]
-                stacked = {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
-                yield self._numbered(stacked)
+        size, order = self.order.size, self.order
+        own = self._loadable.order(order.seed, epoch, order.batch_size) if order.shuffle else np.arange(self.rows)
+        indices = order.share(own)
+        firsts = range(start * size, self.batches_per_epoch * size, size)
+        batches = (indices[first : first + size].tolist() for first in firsts)
+        seed = (order.seed, epoch) if order.augments else ()
+        return self._loadable.load(batches, self._specs, seed, self.names)
 
-    def _numbered(self, batch: Mapping[str, Any]) -> Any:
-        """Return ``batch`` with the dataset's class indices or class names replaced by the model's class indices."""
-        return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
+    def at(self, batches: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
+        return self._loadable.load(iter(batches), self._specs, (), self.names)
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """Return the text of sample ``i``; empty if it is not a text."""
-        return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
-
-    def _wanted_part(self, sample: Any) -> Any:
-        """Return a sample without fields that the step does not use, such as an identifier; log them once."""
-        if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
-            return sample
-        further = [name for name in sample if name not in self._checker.specs]
-        if further and not self._told:
-            log.info("fields of the dataset that are not inputs of the step are ignored: %s", listed(further))
-            self._told = True
-        return {name: sample[name] for name in self._checker.specs}
+        return self._loadable.text_of(i, known)
 
 
-class Stream:
+class Stream(Source):
     """A source of the user's own batches, from an iterable or a function that returns one per epoch."""
 
     def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
@@ -290,9 +317,7 @@ class Stream:
         self._is_iterable = hasattr(batches, "__iter__")
         self._once = self._is_iterable and iter(batches) is batches
         self._used = False
-        self.rows: int | None = None
-        self.shapes: dict[str, tuple[int, ...]] | None = None
-        self.batches_per_epoch: int | None = len(batches) if hasattr(batches, "__len__") else None
+        self.batches_per_epoch = len(batches) if hasattr(batches, "__len__") else None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         if self._once and self._used:
@@ -300,28 +325,55 @@ class Stream:
                 "a generator can be used for one epoch only; pass a list, or a function that returns a new generator"
             )
         self._used = True
-        batches = islice(self._batches if self._is_iterable else self._batches(), start, None)
-        if self._declared.keeps:
-            return (self._checker.numbered(batch, self._declared.names.classes) for batch in batches)
-        declared = (self._declared.numbered(self._checker.named(batch)) for batch in batches)
-        return (self._checker.numbered(batch, self._declared.names.classes) for batch in declared)
+        batches: Iterator[Any] = islice(self._batches if self._is_iterable else self._batches(), start, None)
+        if not self._declared.keeps:
+            batches = (self._declared.numbered(self._checker.named(batch)) for batch in batches)
+        numbered = (self._checker.numbered(batch, self._declared.names.classes) for batch in batches)
+        return numbered if start else _not_empty(numbered)
+
+
+def _not_empty(batches: Iterator[Batch]) -> Iterator[Batch]:
+    first = next(batches, None)
+    if first is None:
+        raise DataError(
+            "the data are empty: the iterable yields no batch; pass a list of batches, or a function that returns a "
+            "new generator"
+        )
+    yield first
+    yield from batches
+
+
+TABLES: tuple[tuple[FileKind, Callable[..., Any]], ...] = (IMAGES, image_table), (SOUNDS, table)
+
+
+def reader_at(path: Path) -> tuple[str, Callable[..., Any]] | None:
+    """Return the function that reads the images, sounds or shards at a path, and the word for its options.
+
+    The word is "image" or "sound". Return None for arrays, plain tables and texts.
+    """
+    if (annotated := reading.reader_of(path)) is not None:
+        return "image", annotated
+    if is_table_file(path):
+        row = first_row(path)
+        return next(((kind.noun, read) for kind, read in TABLES if any(map(kind.names, row))), None)
+    if is_shards(path):
+        return "image", shards
+    if is_image_folder(path):
+        return "image", image_folder
+    return ("sound", folder) if is_folder_of(path, SOUNDS) else None
 
 
 def read_file(
     path: str | os.PathLike[str], known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
-    """Return the table, images, shards or arrays in a file or folder; ``known`` and ``specs`` as for ``read_table``."""
-    if is_image_table(Path(path)):
-        return image_table(path)
-    if is_shards(Path(path)):
-        return shards(path)
-    if is_image_folder(Path(path)):
-        return image_folder(path)
+    """Return the samples, table or arrays in a file or folder; ``known`` and ``specs`` as for ``read_table``."""
+    if (found := reader_at(Path(path))) is not None:
+        return found[1](path)
     return read_table(Path(path), known=known, specs=specs) if is_table_file(Path(path)) else load_arrays(path)
 
 
 def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:
-    """Read data given by a path, or by a table that lists images; return other data unchanged.
+    """Read data given by a path, or by a table that lists images or sounds; return other data unchanged.
 
     A dict of columns is returned as a table if ``known`` contains a preprocessing.
     """
@@ -330,23 +382,25 @@ def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, Tensor
     plan = known.preprocess
     if isinstance(data, Mapping) and plan is not None and not is_table(data) and plan.holds_columns(data):
         return Frame(data)
-    return image_table(data) if is_table(data) and column_of_images(data) is not None else data
+    if is_table(data):
+        return next((read(data) for kind, read in TABLES if column_of_paths(data, kind) is not None), data)
+    return data
 
 
 def rows_in(path: Path) -> int:
     """Return the number of samples in a file or folder of training data."""
-    if is_table_file(path) or is_image_folder(path) or is_shards(path):
-        return len(read_file(path))
-    return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
+    data = read_file(path)
+    return next((len(a) for a in data.values() if a.ndim), 0) if isinstance(data, dict) else len(data)
 
 
 def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> Source:
     """Return a source of the user's data.
 
     Supported data: a dict or tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas,
-    polars or Arrow, or the path of a ``.csv``, ``.parquet``, …), which may list image files; a folder of images;
-    shards; a dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that
-    returns one. Batches are dicts by name, or tuples in the order inputs, targets.
+    polars or Arrow, or the path of a ``.csv``, ``.parquet``, …), which may list images or sounds; a folder of
+    images, of sounds, or of images with annotations; shards; a dataset with ``len`` and ``[i]``; an iterable of
+    batches (list, generator, DataLoader), or a function that returns one. Batches are dicts by name, or tuples in the
+    order inputs, targets.
 
     Raises:
         UnmatchedError: if columns of the training data are missing, or a class is new.
@@ -375,27 +429,13 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
     )
 
 
-def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
-    """Return the arrays by name, without the sample axis, for each sample index in ``numbers``.
-
-    The result is empty if the source cannot load single samples again.
-    """
-    if isinstance(source, Columns):
-        return {n: {name: np.asarray(array[n : n + 1])[0] for name, array in source.arrays.items()} for n in numbers}
-    if not isinstance(source, Samples) or not isinstance(source.dataset, Loadable):
-        return {}
-    batches = source.dataset.load(iter([[n] for n in numbers]), specs, (), source.names)
-    return {n: {name: array[0] for name, array in batch.items()} for n, batch in zip(numbers, batches, strict=True)}
-
-
 # --- checks before the first step ---------------------------------------------------------------------------
 
 
-def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
+def _column(checker: BatchChecker, name: str, value: Array | StoredArray, order: Order) -> Array | StoredArray:
     """Return a column checked and converted to its dtype; arrays on disk are converted batch by batch in training."""
     spec = checker.specs[name]
-    array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
-    row_count(name, array.shape)
+    array = value if isinstance(value, StoredArray) else as_column(spec, value)
     if spec.shape and spec.shape[0] == 0:
         raise DataError(f"the step has a fixed batch size of 0 ({spec}); build it from a model with another batch size")
     fixed = spec.shape[0] if len(array.shape) == len(spec.shape) > 0 else None
@@ -427,7 +467,7 @@ def row_count(name: str, shape: tuple[int, ...]) -> int:
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
-    """Return the common length of all arrays; raise DataError if they differ."""
+    """Return the common length of all arrays; raise DataError if they differ, or are empty."""
     (first, rows), *others = lengths.items()
     for name, length in others:
         if length != rows:
@@ -435,12 +475,12 @@ def common_length(lengths: Mapping[str, int]) -> int:
                 f"'{shown(first)}' has {counted(rows, 'row')} but '{shown(name)}' has {length:,}; give one row per "
                 "sample in each"
             )
+    check_some(rows)
     return rows
 
 
 def _count_batches(order: Order, rows: int) -> int:
-    if rows == 0:
-        raise DataError("the data are empty; give at least one sample")
+    check_some(rows)
     count = order.batch_count(rows)
     if count == 0:
         raise DataError(
@@ -449,14 +489,3 @@ def _count_batches(order: Order, rows: int) -> int:
             shell="lower --batch-size, or omit --drop-last",
         )
     return count
-
-
-def _stack(name: str, values: Sequence[Any]) -> Array:
-    try:
-        return np.stack([to_array(name, v) for v in values])
-    except ValueError:
-        shapes = sorted({to_array(name, v).shape for v in values})
-        raise DataError(
-            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); pad them, such as "
-            f"with gradgraph.Padded(dataset, {{'{shown(name)}': 0}})"
-        ) from None

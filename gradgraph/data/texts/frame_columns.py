@@ -10,8 +10,9 @@ from gradgraph.arguments import PATH, described
 from gradgraph.data.preprocess.frames import GAP_WORDS
 from gradgraph.data.record.matching import declared_classes
 from gradgraph.data.tables import SEPARATORS, is_table_file, read_table
+from gradgraph.data.texts.json_rows import LINES, json_lines
 from gradgraph.data.texts.sentence_files import SUFFIXES, read_sentences
-from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 
 _GAPS = frozenset(GAP_WORDS) - {""}
 
@@ -50,11 +51,11 @@ class FrameColumns:
             keys = list(getattr(self._frame, "column_names", getattr(self._frame, "columns", ())))
         self._keys = {str(key): key for key in keys}
         self.names, self._held = list(self._keys), dict[str, list[Any]]()
-        if not keys or not hasattr(self._frame, "__getitem__"):
+        if not (keys or self.is_file) or not hasattr(self._frame, "__getitem__"):
             raise DataError(
                 f"{described(frame)} is not a table of texts; pass a path, a data frame, or a dict of lists"
             )
-        self.rows = len(self[self.names[0]])
+        self.rows = len(self[self.names[0]]) if keys else 0
         if self.rows == 0:
             raise DataError(f"{self.where} is empty; add at least one text")
 
@@ -70,6 +71,10 @@ class FrameColumns:
                 raise DataError(f"the columns of {self.where} differ in length; each needs one value per text")
             self._held[name] = values
         return self._held[name]
+
+    def place(self, i: int) -> str:
+        """Return the place of the row at index ``i`` in messages, such as "row 4 of 'reviews.csv'"."""
+        return f"{row_at(i, self.is_file)} of {self.where}"
 
     def texts(self, name: str) -> list[str]:
         """Return a column of texts; raise DataError if a value is missing or not a text."""
@@ -152,6 +157,9 @@ def _read(path: Path) -> Any:
             f"'{shown(path)}' is not a table of texts; pass a .csv, .tsv, .jsonl or .parquet, or a file of tagged "
             f"words ({', '.join(SUFFIXES)})"
         )
+    if path.suffix.lower() in LINES:
+        rows = json_lines(path).values()
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     return read_table(path, as_text=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.files.untrusted.regular import UnreadableError, regular_text
 
 SUFFIXES = (".conll", ".bio", ".iob", ".iob2")
 LARGEST = 1 << 30  # bytes
@@ -22,10 +22,9 @@ def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
         DataError: the file cannot be read, its lines differ in their number of fields, or it has no words.
     """
     try:
-        text = regular_bytes(path, LARGEST).decode("utf-8-sig")
-    except (UnreadableError, UnicodeDecodeError) as error:
-        why = error if isinstance(error, UnreadableError) else "it is not UTF-8"
-        raise DataError(f"'{shown(path)}' cannot be read ({why}); check the file") from None
+        text = regular_text(path, LARGEST)
+    except UnreadableError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error}); check the file") from None
     sentences: list[list[list[str]]] = [[]]
     fields = 0
     for number, line in enumerate(text.split("\n"), 1):

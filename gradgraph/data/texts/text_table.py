@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.arguments import FLAG, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.arguments import ABOVE_ZERO, FLAG, TEXT, Kind, checked, instance
 from gradgraph.data.arrays.batch import LABELS, Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.classes import Classes, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec
-from gradgraph.data.shuffling import by_length, permutation
+from gradgraph.data.record.specs import Specs, TargetSpec
 from gradgraph.data.texts.frame_columns import FrameColumns
 from gradgraph.data.texts.text_labels import labels_of
 from gradgraph.data.texts.token_inputs import TokenInputs
 from gradgraph.data.texts.tokenizer import LONGEST, Encoded, Tokenizer
-from gradgraph.errors import DataError, UnmatchedError, counted, listed, row_at, shown
+from gradgraph.errors import DataError, UnmatchedError, counted, listed, shown
 
 log = logging.getLogger("gradgraph")
 
@@ -90,7 +89,7 @@ class TextTable(Loadable):
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {name: self.columns[name][i] for name in self.columns.names}
 
-    def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
+    def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Encode all texts, and return the names of classes and columns; names in ``known`` take precedence.
 
         Raises:
@@ -110,11 +109,7 @@ class TextTable(Loadable):
         return replace(names, columns=columns).updated((classes or Classes()).of(inputs.target.name))
 
     def load(
-        self,
-        batches: Iterator[Sequence[int]],
-        specs: Mapping[str, TensorSpec],
-        seed: Sequence[int],
-        known: DataNames = NO_NAMES,
+        self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches of texts padded to the longest of each batch."""
         inputs = TokenInputs.of(specs)
@@ -137,16 +132,10 @@ class TextTable(Loadable):
         values = [self.columns[name][i] for name in form.columns if name in self.columns.names]
         return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
 
-    def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return a sample order in which texts of similar lengths share a batch.
-
-        Samples are sorted by length within random windows of up to 50 batches (at most a quarter of the samples), which
-        are redrawn each epoch.
-        """
-        shuffled = permutation(seed, epoch, len(self))
-        if self._lengths is None or self.one_length:
-            return shuffled
-        return by_length(shuffled, self._lengths, seed, epoch, batch_size)
+    @property
+    def lengths(self) -> Array | None:
+        """The number of tokens of each sample, as last encoded; None with ``one_length``."""
+        return None if self.one_length else self._lengths
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -156,9 +145,7 @@ class TextTable(Loadable):
 
     # --- words and their tags ---------------------------------------------------------------------------------
 
-    def tagged(
-        self, rows: Sequence[int], numbers: Array, specs: Mapping[str, TensorSpec], names: DataNames
-    ) -> list[list[str | None]]:
+    def tagged(self, rows: Sequence[int], numbers: Array, specs: Specs, names: DataNames) -> list[list[str | None]]:
         """Return the predicted tag of each word of the samples ``rows``; None for a truncated word.
 
         Args:
@@ -308,7 +295,7 @@ class TextTable(Loadable):
         for i, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
             if len(of_words) != len(of_tags):
                 raise DataError(
-                    f"{row_at(i, self.columns.is_file)} of {self.columns.where} has {counted(len(of_words), 'word')} "
+                    f"{self.columns.place(i)} has {counted(len(of_words), 'word')} "
                     f"in '{shown(form.words)}' and {counted(len(of_tags), 'label')} in '{shown(form.label)}'; provide "
                     "one label for each word"
                 )
@@ -376,7 +363,6 @@ class _Padded:
 
 COLUMN = TEXT.or_none()
 COLUMNS = Kind("a list of columns", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value)))
-ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 TOKENIZER = instance(str | os.PathLike | Tokenizer, "the path of a tokenizer.json, or a gradgraph.text.Tokenizer")
 
 

@@ -69,6 +69,14 @@ def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> byte
     return content
 
 
+def regular_text(path: str | os.PathLike[str], most: int | None = None) -> str:
+    """Return the content of a regular UTF-8 file, without a byte order mark; errors as for :func:`regular_bytes`."""
+    try:
+        return regular_bytes(path, most).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableError("it is not UTF-8") from None
+
+
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error message, safe to print; the class of the error if it is empty."""
     strerror = error.strerror if isinstance(error, OSError) else None

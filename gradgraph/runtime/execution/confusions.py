@@ -11,7 +11,7 @@ import numpy as np
 from gradgraph.data.arrays.batch import Array, on_host
 from gradgraph.data.images.image_form import pictured
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.data.sources.sources import Samples, Source, rows_at
+from gradgraph.data.sources.sources import Indexed, Source
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
@@ -164,12 +164,12 @@ def confusions_of(session: StepSession, source: Source, most: int, examples: int
     of_pairs = [judged.worst(examples, numbers[label], numbers[called]) for label, called, _ in confused]
     worst = judged.worst(k)
     wanted = sorted({n for of_pair in (*of_pairs, worst) for n in of_pair})
-    files = source.files if isinstance(source, Samples) else []
-    rows = {} if files else rows_at(source, wanted, session.data.checker.specs)
+    rows = source.at([[n] for n in wanted]) if isinstance(source, Indexed) and not source.files else iter(())
     samples = {}
     for n in wanted:
-        file = str(files[n]) if files else ""
-        samples[n] = judged.sample(n, file, pictured(file, rows.get(n, {}), names.images))
+        file = str(source.files[n]) if source.files else ""
+        row = {name: np.asarray(array)[0] for name, array in next(rows, {}).items()}
+        samples[n] = judged.sample(n, file, pictured(file, row, names.images))
     pairs = [
         Confusion(*pair, tuple(samples[n] for n in of_pair)) for pair, of_pair in zip(confused, of_pairs, strict=True)
     ]
@@ -201,8 +201,6 @@ def _judge(session: StepSession, source: Source, target: str, names: DataNames, 
                 yield feeds[target], np.array(outputs[found[0].output])
 
     parts = [_judged(labels, scores, found[0]) for labels, scores in batches()]
-    if not parts:
-        raise DataError("the data are empty; give at least one batch")
     return Judged(found[0].classes, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

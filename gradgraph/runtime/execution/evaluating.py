@@ -15,7 +15,7 @@ from gradgraph.data.images.image_form import pictured
 from gradgraph.data.preprocess.frames import is_table
 from gradgraph.data.record.matching import check_same
 from gradgraph.data.sources.shares import Spare, shares
-from gradgraph.data.sources.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
+from gradgraph.data.sources.sources import Columns, Indexed, Order, Source, as_source, read_data
 from gradgraph.data.tables import columns_of
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.runtime.execution.binding import released
@@ -94,12 +94,11 @@ class Evaluator:
             outputs = bound.compute({name: row[name] for name in read})
             layouts = ((n, a, self._session.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
             alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
-            file = str(source.files[index]) if isinstance(source, Samples) and source.files else ""
+            file = str(source.files[index]) if source.files else ""
             known, one = self._data.names.updated(source.names), {n: a[0] for n, a in row.items()}
             picture = pictured(file, one, known.images)
             names = names_of_classes(known, row, outputs, self._data.probable)
-            text = source.text_of(index, known) if isinstance(source, Samples) else ""
-            found.append(WorstSample(index, value, one, alone, file, *names, picture, text))
+            found.append(WorstSample(index, value, one, alone, file, *names, picture, source.text_of(index, known)))
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
@@ -131,9 +130,8 @@ class Evaluator:
         bound, totals = self._session.evaluation(averaged), dict[str, Array]()
         rows: dict[str, list[Array]] = {}
         unread = self._checker.specs.keys() - bound.inputs  # evaluation may need less than training
-        seen, alike = 0, self._checker.any_may_be_ignored()
         with (
-            alike,
+            self._checker.any_may_be_ignored(),
             released(bound, self._checker),
             contextlib.nullcontext() if stop else self._session.computing(source),
         ):
@@ -141,7 +139,6 @@ class Evaluator:
                 if (stop and stop()) or i == limit:
                     break
                 feeds = _checked(self._checker, batch, i)
-                seen += 1
                 if type(batch) is Spare:
                     continue
                 bound.run(without(unread, feeds) if unread else feeds)
@@ -154,11 +151,9 @@ class Evaluator:
         if team.ranks > 1:
             means, totals, rows = pooled(team.gathered((means, totals, rows)))
         totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
-        if not any(mean.weight for mean in means.values()) and not (stop and stop()):
-            if not seen:
-                raise DataError("the data are empty; give at least one batch to evaluate")
-            if "loss" not in totals and self._manifest.parts.keys() == {""}:
-                raise DataError("every label in the data is ignored; give at least one label to evaluate")
+        has_no_loss = "loss" not in totals and self._manifest.parts.keys() == {""}
+        if has_no_loss and not any(mean.weight for mean in means.values()) and not (stop and stop()):
+            raise DataError("every label in the data is ignored; give at least one label to evaluate")
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
@@ -171,7 +166,7 @@ class Evaluator:
         parts = []
         filling = replace(order, fills=True, augments=False)
         source = as_source(self._without_targets(x), checker, filling, self._data.known)
-        size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
+        size = order.batch_size if checker.fixed_rows and isinstance(source, Indexed) else 0
         with released(bound, checker), self._session.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 whole, own = filled(batch, size) if size and isinstance(batch, Mapping) else (batch, 0)
@@ -181,8 +176,6 @@ class Evaluator:
                     found = {n: of_first(n, a, own, rows, self._session.layouts[n]) for n, a in found.items()}
                     rows = own
                 parts.append((found, rows))
-        if not parts:
-            raise DataError("the data are empty; give at least one batch to predict")
         return parts
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:

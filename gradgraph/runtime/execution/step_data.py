@@ -16,7 +16,7 @@ from gradgraph.data.arrays.remedies import check_counts
 from gradgraph.data.arrays.rows import Rows
 from gradgraph.data.record.classes import takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.sources.sources import Columns, Order, Samples, Source, as_source
+from gradgraph.data.sources.sources import Columns, Indexed, Order, Source, as_source
 from gradgraph.errors import DataError, UnmatchedError, counted, shown
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.predictor import is_probable
@@ -156,8 +156,8 @@ class StepData:
         A source passed as ``data`` keeps its order. With ``is_validation``, class labels must match the training data
         even before the first step.
         """
-        is_prepared = isinstance(data, Columns | Samples)
-        order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
+        given = data.order if isinstance(data, Indexed) else None
+        order = given or self.order(batch_size, shuffle=False, drop_last=False, team=team)
         order = replace(order, rank=team.rank, ranks=team.ranks)
         known = self._known_once_trained() if is_validation else None
         order = order if isinstance(data, Columns) else replace(order, augments=False)
@@ -166,7 +166,7 @@ class StepData:
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
         """Return data for evaluation as an unshuffled source of batches, even if ``data`` is a shuffled source."""
         source = self.held_out(data, batch_size)
-        if isinstance(source, Columns | Samples) and source.order.shuffle:
+        if isinstance(source, Indexed) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))
         return source
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,17 +58,6 @@ class OrderOf(Order):
         return self.share(self.dataset.order(self.seed, epoch, self.batch_size))
 
 
-@dataclass(frozen=True)
-class OrderOfNumbers(Order):
-    """An order of samples with given numbers."""
-
-    numbers: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def indices(self, epoch: int, rows: int) -> Array | None:
-        """Return the numbers of the samples."""
-        return self.numbers
-
-
 class LastBatch:
     """Kept values of incomplete batches, which the session for any size computes and may round differently.
 
@@ -96,13 +85,7 @@ class LastBatch:
 
 def batch_of(session: StepSession, source: Columns | Samples, numbers: Array) -> dict[str, Array]:
     """Return a checked batch of the samples of these numbers."""
-    batch: Batch
-    if isinstance(source, Columns):
-        batch = {name: np.stack([array[i : i + 1][0] for i in numbers]) for name, array in source.arrays.items()}
-    else:
-        given = {"batch_size": len(numbers), "shuffle": False, "augments": False, "fills": True, "numbers": numbers}
-        order = OrderOfNumbers(**{**vars(source.order), **given})
-        batch = next(iter(session.data.source(source, order).batches(0)))
+    batch = next(source.at([numbers.tolist()]))
     with session.data.checker.any_may_be_ignored():
         return {name: on_host(feed) for name, feed in session.data.checker(batch).items()}
 

@@ -341,11 +341,6 @@ class Fit:
                         return False
                     if self._stopped or p.batch == total:
                         break
-        if not p.batch:
-            raise DataError(
-                "the data are empty: the iterable yields no batch; pass a list, or a function that returns a new "
-                "generator"
-            )
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:

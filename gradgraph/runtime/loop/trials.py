@@ -298,12 +298,7 @@ def _compared(after: Callable[[float], float | None], first: float, start: float
 def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
     """Return the losses of :meth:`gradgraph.Trainer.overfit`."""
     with trial.session.undone():
-        batch = next(iter(trial.source.batches(0)), None)
-        if batch is None:
-            raise DataError(
-                "the data are empty: the iterable yields no batch; pass a list, or a function that returns a new "
-                "generator"
-            )
+        batch = next(iter(trial.source.batches(0)))
         moving = MovingRates(rates)
         now = ({name: moving.at(name, i, {}) for name in rates} for i in range(steps))
         return Overfit(tuple(trial.step(batch, fed)[0] for fed in now))

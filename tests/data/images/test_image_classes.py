@@ -15,7 +15,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
-from gradgraph.data.images.image_folders import ImageFolder
+from gradgraph.data.images.labelled_images import Images
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
@@ -56,7 +56,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _folder(tmp_path_factory.mktemp("photos") / "all", CLASSES)
 
 
-def _arrays(folder: ImageFolder, size: tuple[int, int] = (8, 8), **form: Any) -> dict[str, np.ndarray]:
+def _arrays(folder: Images, size: tuple[int, int] = (8, 8), **form: Any) -> dict[str, np.ndarray]:
     """The images of a folder, with the labels that their classes have among all."""
     read = gg.image_folder(folder.path, size, **form)
     labels = [CLASSES.index(read.classes[label]) for label in read.labels]

@@ -14,7 +14,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
-from gradgraph.data.images import image_files, image_folders, image_form
+from gradgraph.data.images import image_files, image_form, labelled_images
 from gradgraph.data.prefetch import PREFETCHED, prefetched_samples
 from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError
@@ -183,14 +183,14 @@ def test_it_trains_evaluates_and_predicts(photos: Path) -> None:
 
 def test_prepared_images_keep_their_batches(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them at once might not fit into memory."""
-    sizes, loaded = [], image_folders.prefetched_samples
+    sizes, loaded = [], labelled_images.prefetched_samples
 
     def counted(batches: Any, *arguments: Any) -> Any:
         for batch in loaded(batches, *arguments):
             sizes.append(len(batch))
             yield batch
 
-    monkeypatch.setattr(image_folders, "prefetched_samples", counted)
+    monkeypatch.setattr(labelled_images, "prefetched_samples", counted)
     runs = trainer()
     prepared = runs.prepare(photos, 3)
     for use in (runs.evaluate, runs.predict, partial(runs.find_lr, steps=10)):

@@ -1,4 +1,4 @@
-"""Labels of images and sounds, converted to the form of the target: class indices, class probabilities or numbers."""
+"""Labels of files, converted to the form of the target: class indices, class probabilities or numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradgraph.data.arrays.batch import Array
-from gradgraph.data.augment.augmentation import Augmentations
-from gradgraph.data.images.image_form import ImageForm
 from gradgraph.data.preprocess.frames import text_of
 from gradgraph.data.record.classes import (
     Classes,
@@ -23,11 +21,9 @@ from gradgraph.data.record.data_names import is_text
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 
-OF_BATCH = 1  # last number of the seed of a batch; not zero, since NumPy ignores trailing zeros of a seed
-
 
 class Labels:
-    """The labels of images or sounds.
+    """The labels of files or shards.
 
     Attributes:
         where: description of their source, for messages.
@@ -114,38 +110,3 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
         raise DataError(f"{where} has the class number {numbers.max()}, but '{shown(spec.name)}' has {count} classes, "
                         "numbered from 0; give the model a larger head")  # fmt: skip
     return np.eye(count, dtype=dtype)[numbers]
-
-
-def number_of(seed: Sequence[int], *further: int) -> list[int]:
-    """Return a seed for NumPy's random generator, from a seed and further indices, such as an image's index."""
-    return [*(s % (1 << 64) for s in seed), *further]
-
-
-def check_mixing(augmented: Augmentations | None, spec: TensorSpec | None) -> None:
-    """Raise DataError if augmentations mix classes, but the target expects class indices."""
-    if augmented is not None and augmented.mixing and spec is not None and takes_labels(spec):
-        raise DataError(
-            f"{augmented.mixing[0].call} mixes classes, but the step expects class numbers",
-            remedy="build it with loss='soft_cross_entropy', whose targets are class probabilities",
-            shell="add --loss soft_cross_entropy, whose targets are class probabilities",
-        )
-
-
-def mixed(
-    batch: dict[str, Array],
-    image: str,
-    label: str | None,
-    form: ImageForm,
-    augmented: Augmentations,
-    seed: Sequence[int],
-) -> dict[str, Array]:
-    """Apply augmentations that mix the images and targets of a batch.
-
-    ``label`` is None without targets. ``seed`` is the seed of the epoch, followed by the index of the first image.
-    """
-    if not augmented.mixing:
-        return batch
-    rng = np.random.default_rng(number_of(seed, OF_BATCH))
-    shares = np.zeros((len(batch[image]), 0), np.float32) if label is None else batch[label]
-    images, targets = augmented.of_batch(batch[image], shares, form.axes, rng)
-    return {**batch, image: images} | ({} if label is None else {label: targets})
