@@ -14,6 +14,7 @@ from gradgraph.export.c.c_reading import READERS
 from gradgraph.export.c.composites import FORMULAS
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.fold import fold_constants
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.rules.named_operators import DOMAIN, operator_of, write_portable
 
@@ -25,6 +26,9 @@ def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
     _replace(work)
     clean_up(work)
     infer_shapes(work)
+    while fold_constants(work):  # Shape and Size
+        clean_up(work)
+        infer_shapes(work)
     return work
 
 

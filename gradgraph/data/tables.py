@@ -327,9 +327,12 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
         width = specs[name].shape[1] if name in specs and len(specs[name].shape) == 2 else 0
         if width not in (len(own), None):
             takes = f"expects {width}" if width else "is not a matrix input of the model"
+            marked = any(kind.marks_gaps for kind in plan.columns.values())
+            fewer = ' (with "indicator": false, missing values add no features)' if marked else ""
             raise DataError(
                 f"the preprocessing computes {counted(len(own), 'feature')} per row ({listed(own)}), but the input "
-                f"'{shown(name)}' {takes}; choose other columns or column kinds, or a model with this number of inputs"
+                f"'{shown(name)}' {takes}; choose other columns or column kinds{fewer}, or a model with this number of "
+                "inputs"
             )
     return plan.computed(_fed(plan, table))
 

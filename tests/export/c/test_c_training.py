@@ -157,6 +157,12 @@ def test_c_trains_as_onnxruntime_does(name: str, optimizer: str, tmp_path: Path)
     assert train_beside(step, Program(tmp_path / "c"), 20, optimizer in ("sgd", "momentum")) < 1e-5
 
 
+def test_sizes_that_losses_read_are_constants(tmp_path: Path) -> None:
+    step = gg.build(network("mlp"), "tversky", gg.optim.sgd(0.01))
+    gg.export.c(step, tmp_path / "c")
+    assert train_beside(step, Program(tmp_path / "c"), 5, True) < 1e-5
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "schedule_free"])  # with averages, which evaluation reads
 def test_evaluation_and_prediction_read_the_same_state(optimizer: str, tmp_path: Path) -> None:
     step = step_of("autoencoder", optimizer)
