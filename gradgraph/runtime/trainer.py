@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -366,7 +367,9 @@ class Trainer(Exports):
                     team.begin(session, told, source.usual_terms(session.data.checker) or order.size)
                 kept = None
                 if keep_features is True or (keep_features == "auto" and epochs > 1):
+                    began = time.monotonic()
                     kept = keep(session, source, held_out, keep_features, checkpoint)
+                    options = options.after(time.monotonic() - began)
             if kept is not None:
                 session, source, held_out = kept.session, kept.source, kept.validation
             arguments = (session, source, order, held_out, options, self)

@@ -14,7 +14,7 @@ from onnx import helper
 
 import gradgraph as gg
 from gradgraph.data.dataset import Loadable
-from gradgraph.errors import BuildError, DataError
+from gradgraph.errors import BuildError, DataError, DivergedError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.features import kept_rows
 from gradgraph.runtime.features.cheapest_cut import cheapest_cut
@@ -278,6 +278,17 @@ def test_data_that_change_are_refused() -> None:
         fitted(step, Noisy(), True)
     with pytest.raises(gg.errors.ArgumentError, match="keep_features"):
         fitted(step, data, 3)
+
+
+def test_divergence_and_time() -> None:
+    data = points(16)
+    squares = gg.build(parsed(TRUNK, **WEIGHTS), loss="mse", optimizer="sgd", train="c")
+    (target,) = squares.manifest.targets
+    with pytest.raises(DivergedError, match="train without keep_features") as caught:
+        fitted(squares, {"x": data["x"], target.name: np.ones((16, 3), np.float32)}, True, learning_rate=1e20)
+    assert caught.value.batch.keys() == {"r", target.name}
+    _, _, trainer = fitted(head_only(), data, True, max_time=1e-9)
+    assert trainer.progress.steps == 0
 
 
 # --- random networks --------------------------------------------------------------------------------------

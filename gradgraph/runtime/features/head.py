@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.data.arrays.batch import Feed
+from gradgraph.errors import DivergedError
 from gradgraph.passes.draws import fixed
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.computing import ComputingSession
@@ -43,6 +44,19 @@ class HeadSession(StepSession):
         session = super().train(feeds, hyperparameters, part, options)
         self.progress.sizes = self.sizes  # of a batch of the whole step, with which the run may be resumed
         return session
+
+    def _diverged(
+        self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
+    ) -> DivergedError:
+        error = super()._diverged(loss, feeds, hyperparameters, part)
+        return DivergedError(
+            error.problem,
+            error.batch,
+            error.hyperparameters,
+            remedy="lower the learning rate, or train without keep_features to find the node with "
+            "trainer.find_nonfinite(error.batch)",
+            shell=error.shell_remedy,
+        )
 
     def frozen_layers(self, sizes: Sizes | None) -> ComputingSession:
         """Return a session that computes the kept values for batches of ``sizes``; empty ``sizes`` allow any batch.

@@ -70,6 +70,10 @@ class FitOptions:
         """Return a copy of these options for a rank that prints and writes nothing."""
         return replace(self, progress=False, checkpoint=None, log=None)
 
+    def after(self, seconds: float) -> FitOptions:
+        """Return a copy of these options once ``seconds`` of ``max_time`` have passed."""
+        return self if self.max_time is None else replace(self, max_time=max(self.max_time - seconds, 1e-9))
+
     def __post_init__(self) -> None:
         for callback in self.callbacks:
             _check_callback(callback)
