@@ -94,7 +94,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
 
 
 def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
-    """Return a copy of ``model`` with the initializers of ``work``, and its first ``casts`` nodes in front."""
+    """Return a copy of ``model`` with initializers of ``work``, preceded by the first ``casts`` nodes of ``work``."""
     result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
     del graph.node[:]
     graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))

@@ -123,7 +123,7 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
 
 
 def part_slices(model: ir.Model) -> None:
-    """Make each scan output a separate Identity in its body, in place, as tract changes the shape of its other uses."""
+    """Make each scan output a separate Identity in the body, in place: tract would also reshape its other uses."""
     op = Builder(names_of(model))
     for node in _scans(model):
         body = node.attributes["body"].as_graph()

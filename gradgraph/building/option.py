@@ -87,7 +87,7 @@ class Shell:
 
     @property
     def is_opposite(self) -> bool:
-        """Whether it is a flag for the opposite of its field."""
+        """Whether the option is a flag that sets its field to the opposite."""
         return self.takes == "flag" and self.name.startswith("no_")
 
     @property

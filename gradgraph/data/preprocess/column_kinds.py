@@ -164,7 +164,7 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Return the category kind learnt from a training column; ``index`` is ``is_index``.
+        """Return the category kind learnt from a training column; ``index`` sets ``is_index``.
 
         Values with fewer than ``min_count`` rows have no slot.
         """
