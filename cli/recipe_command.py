@@ -13,7 +13,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
-from gradgraph.cli.sections import by_section, key_of, of_table, section_of
+from gradgraph.cli.sections import Option, by_section, key_of, of_table, section_of
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
 from gradgraph.runs.run_recipes import STDIN, Tables, read, tables_of, written
@@ -39,9 +39,9 @@ class RecipeCommand(Command):
         """
         parser = super().make_parser(ctx)
         for flag in self.params:
-            if isinstance(flag, click.Option) and flag.is_flag and section_of(flag):
+            if isinstance(flag, Option) and flag.is_flag:
                 words = flag.opts[-1].removeprefix("--")
-                opposite = f"--{words.removeprefix('no-') if _is_inverted(flag) else f'no-{words}'}"
+                opposite = f"--{words.removeprefix('no-') if flag.shell.is_opposite else f'no-{words}'}"
                 parser.add_option(flag, [opposite], dest=flag.name, action="store_const", const=False)
         return parser
 
@@ -94,10 +94,6 @@ class RecipeCommand(Command):
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     ctx.meta[__name__] = value
-
-
-def _is_inverted(flag: click.Parameter) -> bool:
-    return isinstance(flag, click.Option) and flag.is_flag and (flag.name or "").startswith("no_")
 
 
 def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:

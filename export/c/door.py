@@ -25,7 +25,6 @@ from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.folder import MANIFEST_FILE
-from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
 _SOURCE = Kind(
@@ -140,7 +139,7 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
     functions = [
         function("step", "Trains on one batch.", step.resolved("train"), state, sizes=sizes, nexts=nexts),
     ]
-    evaluated = _evaluated(manifest)
+    evaluated = [manifest.loss_output, *manifest.metrics] if manifest.loss_output else []
     averages = dict(manifest.averages)
     for suffix, about, keep in (
         ("evaluate", "Computes loss and metrics of one batch.", evaluated),
@@ -151,10 +150,6 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
             functions.append(function(suffix, about, model, state, sizes=sizes, averages=averages))
     labels = {t.name: t for t in manifest.targets if t.classes is not None}
     return Unit(name, functions, state, dict(initial), {s.name: s.kind for s in manifest.state}, labels)
-
-
-def _evaluated(manifest: Manifest) -> list[str]:
-    return [manifest.loss_output, *manifest.metrics] if manifest.loss_output else []
 
 
 def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:

@@ -259,14 +259,8 @@ class _Reading:
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
         """Return a divisor as (sum over the batch, constant factors, whether it is a mean); None for other forms."""
         factors: list[ir.Value] = []
-        while True:
+        while not self._is_count(value):
             node = value.producer()
-            if self._is_count(value):
-                return (
-                    self._op.Reshape(self._wide(self._op.wrap(value)), self._op.const([], ir.DataType.INT64)),
-                    factors,
-                    False,
-                )
             if node is None or node.domain:
                 return None
             inputs = [v for v in node.inputs if v is not None]
@@ -275,26 +269,28 @@ class _Reading:
                     return None
                 below, is_mean = self._wide(self._op.wrap(value)), node.op_type == "ReduceMean"
                 return (below * self._size(inputs[0]) if is_mean else below), factors, is_mean
-            if node.op_type in _SAME:
-                value = inputs[0]
-            elif node.op_type == "Where":
-                if (kept := self._kept_from_zero(*inputs)) is None:
-                    return None
-                value = kept
-            elif node.op_type in ("Max", "Clip", "Add"):
-                most = _TINY if node.op_type == "Add" else 1.0
-                varying = [v for v in inputs if not self._is_at_most(v, most)]
-                if len(varying) != 1:
-                    return None
-                value = varying[0]
-            elif node.op_type == "Mul":
-                rest = [v for v in inputs if not self._is_factor(v)]
-                if len(rest) != 1:
-                    return None
-                factors += [v for v in inputs if v is not rest[0]]
-                value = rest[0]
-            else:
+            if (within := self._within_divisor(node.op_type, inputs)) is None:
                 return None
+            if node.op_type == "Mul":
+                factors += [v for v in inputs if v is not within]
+            value = within
+        count = self._op.Reshape(self._wide(self._op.wrap(value)), self._op.const([], ir.DataType.INT64))
+        return count, factors, False
+
+    def _within_divisor(self, op_type: str, inputs: Sequence[ir.Value]) -> ir.Value | None:
+        """Return the input that a node of a divisor changes only by a constant factor, or near zero; None if none."""
+        if op_type in _SAME:
+            return inputs[0]
+        if op_type == "Where":
+            return self._kept_from_zero(*inputs)
+        if op_type == "Mul":
+            varying = [v for v in inputs if not self._is_factor(v)]
+        elif op_type in ("Max", "Clip", "Add"):
+            most = _TINY if op_type == "Add" else 1.0
+            varying = [v for v in inputs if not self._is_at_most(v, most)]
+        else:
+            return None
+        return varying[0] if len(varying) == 1 else None
 
     def _kept_from_zero(self, is_so: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value | None:
         """Return the ``x`` of ``where(x == 0, 1, x)`` or ``where(x > 0, x, 1)``; None for other Where nodes."""

@@ -193,12 +193,7 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     if sorted(perm := values.get("perm", ())) != [*range(len(perm))]:
         expected = f"must contain each axis from 0 to {len(perm) - 1} once"
         yield _Fault(f"is {shown(list(perm))}", expected, attribute="perm")
-    for name in _WINDOWS:
-        if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
-            yield _Fault(f"contains {wrong[0]}", f"must contain numbers from 1 to {WIDEST:,}", attribute=name)
-    for name, least in (*((name, 1) for name in _COUNTS), ("sampling_ratio", 0)):
-        if not least <= (count := values.get(name, least)) <= WIDEST:
-            yield _Fault(f"is {count}", f"must be a number from {least} to {WIDEST:,}", attribute=name)
+    yield from _counts(values)
     for name in _CHOSEN & values.keys():
         among = CHOICES.get(f"{call.op_type}.{name}", CHOICES.get(name))
         if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):
@@ -206,6 +201,15 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     for name in _HEADS:
         if (count := values.get(name)) is not None and count < 0:
             yield _Fault(f"is {count}", "", "give it a positive number", name)
+
+
+def _counts(values: Mapping[str, Any]) -> Iterator[_Fault]:
+    for name in _WINDOWS:
+        if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
+            yield _Fault(f"contains {wrong[0]}", f"must contain numbers from 1 to {WIDEST:,}", attribute=name)
+    for name, least in (*((name, 1) for name in _COUNTS), ("sampling_ratio", 0)):
+        if not least <= (count := values.get(name, least)) <= WIDEST:
+            yield _Fault(f"is {count}", f"must be a number from {least} to {WIDEST:,}", attribute=name)
 
 
 def _decoded(text: str | bytes) -> str:

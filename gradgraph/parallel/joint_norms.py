@@ -141,7 +141,7 @@ class _Joining:
         op.scope = node.name or ""
         x, scale, bias = (op.wrap(v) for v in node.inputs[:3] if v is not None)
         mean, var = node.outputs[1:3]
-        wide = op.cast(x, _wide(x))
+        wide = op.cast(x, ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT)
         count = op.cast(op.const(batch_size(op, wide)), wide.dtype)
         own = channel_sums(op, wide) / count
         centred = wide - columns(op, own, wide)
@@ -226,10 +226,6 @@ def _kept(value: ir.Value | None) -> ir.Value | None:
             break
         value = node.inputs[0]
     return value
-
-
-def _wide(x: Var) -> ir.DataType:
-    return ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

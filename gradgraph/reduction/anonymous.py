@@ -35,17 +35,7 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
     sizes ``d0``.
     """
     small = copied(model)
-    names = _Numbered()
-    for prefix, values in (("x", small.graph.input), ("w", small.graph.initializer), ("y", small.graph.output)):
-        for value in values:
-            names.add(prefix, value.name)
-    for graph in proto_graphs(small):
-        for value in (*graph.input, *graph.initializer, *graph.output):
-            names.add("v", value.name)
-        for node in graph.node:
-            for name in node.output:
-                names.add("v", name)
-    sizes = _Numbered()
+    names, sizes = _numbered_values(small), _Numbered()
     for number, node in enumerate(proto_nodes(small.graph.node)):
         node.name = f"n{number}" if node.name else ""
         node.input[:] = [names.get(x, x) for x in node.input]
@@ -62,6 +52,18 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
                     sizes.add("d", dim.dim_param)
                     dim.dim_param = sizes[dim.dim_param]
     yield small
+
+
+def _numbered_values(model: onnx.ModelProto) -> _Numbered:
+    names = _Numbered()
+    for prefix, values in (("x", model.graph.input), ("w", model.graph.initializer), ("y", model.graph.output)):
+        for value in values:
+            names.add(prefix, value.name)
+    for graph in proto_graphs(model):
+        for name in (*(v.name for v in (*graph.input, *graph.initializer, *graph.output)),
+                     *(name for node in graph.node for name in node.output)):  # fmt: skip
+            names.add("v", name)
+    return names
 
 
 def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:

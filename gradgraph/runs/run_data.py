@@ -142,7 +142,8 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
     if not isinstance(data, TextTable):
         return
     paths = [path.absolute() for path in written if path is not None]
-    for place in dict.fromkeys(p.parent / NAME if _lies_in(p, run) else place_beside(p) for p in paths):
+    folder = None if run is None else run.absolute()
+    for place in dict.fromkeys(p.parent / NAME if p.parent == folder else place_beside(p) for p in paths):
         data.tokenizer.save(place)
 
 
@@ -160,7 +161,3 @@ def carry_tokenizer(model: Path, out: Path) -> Path | None:
         if tokenizer is not None:
             return tokenizer.save(place_beside(out))
     return None
-
-
-def _lies_in(path: Path, folder: Path | None) -> bool:
-    return folder is not None and path.parent == folder.absolute()

@@ -116,7 +116,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
         With ``reset``, determine the classes, and whether the data are multilabel, anew.
         """
-        X, y = self._checked(X, _dense(present(y)), reset)
+        y = present(y)
+        X, y = self._checked(X, y.toarray() if issparse(y) else y, reset)
         check_classification_targets(y)
         is_multilabel = type_of_target(y) == "multilabel-indicator"
         labels: Array = np.asarray(y) if is_multilabel else column_or_1d(y, warn=True)
@@ -200,7 +201,3 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
-
-
-def _dense(y: Any) -> Any:
-    return y.toarray() if issparse(y) else y

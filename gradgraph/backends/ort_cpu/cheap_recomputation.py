@@ -87,7 +87,8 @@ class Kept:
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
         """Return the nodes that recompute the outputs of ``node``; None if recomputation is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
-        if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
+        is_cheap = is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
+        if not is_cheap or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
         if is_view(node) and not ways[0]:  # a view of a saved value needs no memory
             return None
@@ -105,10 +106,6 @@ class Kept:
 def is_late(node: ir.Node) -> bool:
     """Return whether ``node`` was written after the forward pass, by the scope in its name."""
     return (node.name or "").partition("/")[0] in _LATE
-
-
-def _is_cheap(node: ir.Node) -> bool:
-    return is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
 
 
 def _readers(y: ir.Value) -> Iterable[ir.Node]:

@@ -6,7 +6,7 @@ import datetime
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 _YEAR = {"YYYY": "(?P<y>[0-9]{4})", "YY": "(?P<y>[0-9]{2})"}
@@ -160,12 +160,9 @@ def forms_of(texts: Collection[str]) -> list[tuple[DateForm, bool]]:
 
     The result is empty without texts.
     """
-    found = [(form, zone) for form in FORMS.values() for zone in (False, True) if _all_of(form, zone, texts)]
+    found = [(form, zone) for form in FORMS.values() for zone in (False, True)
+             if all(form.read(text, zone) is not None for text in texts)]  # fmt: skip
     return found if texts else []
-
-
-def _all_of(form: DateForm, zone: bool, texts: Iterable[str]) -> bool:
-    return all(form.read(text, zone) is not None for text in texts)
 
 
 def nearest(texts: Collection[str]) -> tuple[DateForm, bool] | None:

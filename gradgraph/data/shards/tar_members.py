@@ -56,11 +56,7 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
             if file.read(MOST_NAME).strip(b"\0"):
                 raise _damaged(path, "there are data after its end, such as a second tar file")
             return
-        if position == 0 and head[:3] == b"\x1f\x8b\x08":
-            raise DataError(f"'{shown(path)}' is compressed, but samples are read in place; unpack it to a plain .tar")
-        checksum = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
-        if checksum is None or int(checksum[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
-            raise _damaged(path, "a header is missing or damaged")
+        _check_header(head, position, path)
         size, kind = _octal(head[124:136], path), head[156:157]
         if kind in FILES and b"size" in long:
             if not re.fullmatch(rb"[0-9]{1,19}", long[b"size"]):
@@ -87,6 +83,14 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
         else:
             long = {}
     raise _damaged(path, "its end is missing")
+
+
+def _check_header(head: bytes, position: int, path: Path) -> None:
+    if position == 0 and head[:3] == b"\x1f\x8b\x08":
+        raise DataError(f"'{shown(path)}' is compressed, but samples are read in place; unpack it to a plain .tar")
+    checksum = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
+    if checksum is None or int(checksum[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
+        raise _damaged(path, "a header is missing or damaged")
 
 
 def _octal(field: bytes, path: Path) -> int:

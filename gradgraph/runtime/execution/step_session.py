@@ -30,7 +30,6 @@ from gradgraph.runtime.execution.capture import CapturedSession, can_capture, ca
 from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.frozen_weights import initial_value
 from gradgraph.runtime.execution.gathering import ROWS, GatheringSession, Shapes, gather
-from gradgraph.runtime.execution.initial_state import followed, initial_state
 from gradgraph.runtime.execution.inplace import with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.locking import Turns
@@ -39,7 +38,7 @@ from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, prov
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import LEAST_PASSED, STOCK, Placement, RuntimeOptions, create_session
 from gradgraph.runtime.execution.shaped import Sizes
-from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.state import State, followed, initial_state
 from gradgraph.runtime.execution.step_data import StepData
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.tuner import Tuner

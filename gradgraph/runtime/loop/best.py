@@ -52,7 +52,8 @@ class Best:
         value = self._monitor.value(row)
         if self._monitor.is_better(value, p.best):
             p.best, p.stale = value, 0
-            self.state = self._current()
+            with self.session.turns.lock:
+                self.state = self.session.state.read(self.session.state.here)
             if self._path is not None:
                 self._saves.try_save(self._path)
             return False
@@ -119,10 +120,6 @@ class Best:
                     "best epoch starts anew", row["epoch"], monitored, p.best,
                     reasons[0] if reasons else "it was not saved")  # fmt: skip
         p.best, p.stale = None, 0
-
-    def _current(self) -> dict[str, Array]:
-        with self.session.turns.lock:
-            return self.session.state.read(self.session.state.here)
 
 
 def _same(value: float | None, best: float) -> bool:

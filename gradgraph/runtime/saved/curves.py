@@ -63,11 +63,7 @@ def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, o
 
 def axis_of(history: Mapping[str, Sequence[float]]) -> str:
     """Return the column of the x axis: "epoch", or "step" if an epoch has several rows."""
-    return "epoch" if _is_increasing(history.get("epoch", ())) else "step"
-
-
-def _is_increasing(values: Sequence[float]) -> bool:
-    return all(a < b for a, b in itertools.pairwise(values))
+    return "epoch" if all(a < b for a, b in itertools.pairwise(history.get("epoch", ()))) else "step"
 
 
 def _kind(name: str, column: Sequence[float], loss: Sequence[float]) -> str:
