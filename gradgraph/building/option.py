@@ -14,7 +14,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from gradgraph.arguments import Kind, bound, found_at, meant
+from gradgraph.arguments import (
+    FLAG,
+    NAMES,
+    NUMBER,
+    PATH,
+    TEXT,
+    WHOLE,
+    Kind,
+    bound,
+    found_at,
+    instance,
+    meant,
+    number,
+    one_of,
+    whole,
+)
 from gradgraph.errors import ArgumentError, in_python, shown
 
 if TYPE_CHECKING:
@@ -38,6 +53,20 @@ Takes = Literal[
 ]  # fmt: skip
 Section = Literal["model", "data", "loss", "optimizer", "schedule", "training", "output"]
 TABLES = ("arguments", "kinds", "groups", "sizes")  # kinds of arguments that are a table in a recipe
+_SIZE = Kind(
+    'a whole number of at least 1, or "auto"',
+    lambda value: whole(1).fits(value) or (isinstance(value, str) and value.startswith("auto")),
+)
+_PATHS = Kind(
+    "a path, or a list of paths",
+    lambda value: PATH.fits(value) or (isinstance(value, Sequence) and all(map(PATH.fits, value))),
+)
+KINDS: dict[str, Kind] = {
+    "text": TEXT, "flag": FLAG, "number": NUMBER, "share": number(0), "seconds": number(0, above=True), "whole": WHOLE,
+    "count": whole(1), "path": PATH, "batch size": _SIZE, "paths": _PATHS, "columns": NAMES,
+    **dict.fromkeys(TABLES, instance(Mapping, "a dict")),
+}  # fmt: skip
+"The kind of value in Python of an option whose argument is of a kind of ``Takes``."
 _KEY = "gradgraph.option"
 _WIDTH = 120 - len("    ")  # characters in a line of a docstring
 
@@ -131,10 +160,10 @@ def option(
 
 def spelled(
     help: str,
-    kind: Kind | None,
     section: Section,
     takes: Takes = "text",
     *,
+    kind: Kind | None = None,
     default: Any = MISSING,
     shows: bool = True,
     in_shell: str = "",
@@ -144,12 +173,15 @@ def spelled(
 
     Args:
         help: its description.
-        kind: the kind of its value in Python.
         section, takes, shell: as for :class:`Shell`.
+        kind: the kind of its value in Python; by default its choices or that of ``takes``, or None if ``default`` is.
         default: its default; a dict is copied.
         shows: whether the help shows the default.
         in_shell: its help text on the command line, if it differs.
     """
+    if kind is None:
+        kind = one_of(shell["choices"]) if "choices" in shell else KINDS.get(takes)
+        kind = kind.or_none() if kind is not None and default is None else kind
     shown = default if shows and isinstance(default, str | float | int) and takes != "flag" else None
     given = {"default_factory": dict} if isinstance(default, dict) else {"default": default}
     return option(help, kind, Shell(section, in_shell, takes, default=shown, **shell), **given)

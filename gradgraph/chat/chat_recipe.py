@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names, number, one_of, whole
+from gradgraph.arguments import NAMES, PATH, Kind, as_names, number, whole
 from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
@@ -27,127 +27,129 @@ class Recipe:
 
     rank: int | None = spelled(
         "Rank of the adapters. Default: 16; with --memory, at most 16.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     alpha: float | None = spelled(
         "LoRA scaling is alpha/rank. Default: twice the rank.",
-        number(0, above=True).or_none(), "training", "number", default=None,
+        "training", "number", kind=number(0, above=True).or_none(), default=None,
     )  # fmt: skip
     target: str | Sequence[str] = spelled(
         "Layers that get adapters, by name or glob; repeatable. Default: all linear layers except the head and the"
         " routers of experts.",
-        NAMES, "training", "list", metavar="NAME", default=(),
+        "training", "list", metavar="NAME", kind=NAMES, default=(),
     )  # fmt: skip
     kind: str = spelled(
         "Adapter type.",
-        TEXT, "training", names=("surgery.adapter_kinds.adapter_table:KINDS",), strict=True, default="lora",
+        "training", names=("surgery.adapter_kinds.adapter_table:KINDS",), strict=True, default="lora",
     )  # fmt: skip
     dropout: float = spelled(
         "Dropout on the input of the adapters during training.",
-        number(0, 1), "training", "number", default=0.0,
+        "training", "number", kind=number(0, 1), default=0.0,
     )  # fmt: skip
-    epochs: int = spelled("Number of epochs.", whole(1), "training", "whole", default=3)
-    batch_size: int = spelled("Rows per batch.", whole(1), "training", "whole", default=8)
+    epochs: int = spelled("Number of epochs.", "training", "whole", kind=whole(1), default=3)
+    batch_size: int = spelled("Rows per batch.", "training", "whole", kind=whole(1), default=8)
     accumulate: int = spelled(
         "Number of batches over which gradients are accumulated.",
-        whole(1), "training", "whole", default=1,
+        "training", "whole", kind=whole(1), default=1,
     )  # fmt: skip
     learning_rate: float = spelled(
         "Peak learning rate of AdamW.",
-        number(0, above=True), "training", "number", flags="--lr --learning-rate", default=2e-4,
+        "training", "number", flags="--lr --learning-rate", kind=number(0, above=True), default=2e-4,
     )  # fmt: skip
     warmup: float = spelled(
         "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.",
-        number(0, 1), "training", "number", default=0.03,
+        "training", "number", kind=number(0, 1), default=0.03,
     )  # fmt: skip
-    weight_decay: float = spelled("Of AdamW.", number(0), "training", "number", default=0.0)
+    weight_decay: float = spelled("Of AdamW.", "training", "number", kind=number(0), default=0.0)
     clip_norm: float = spelled(
         "Maximum global gradient norm.",
-        number(0, above=True), "training", "number", default=1.0,
+        "training", "number", kind=number(0, above=True), default=1.0,
     )  # fmt: skip
     length: int | None = spelled(
         "Maximum number of tokens per row. Default: the model's context length, at most 2048.",
-        whole(2).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(2).or_none(), default=None,
     )  # fmt: skip
     long: str = spelled(
         "What to do with longer texts: raise an error, drop them, or cut them.",
-        one_of(LONG), "training", choices=LONG, default="error",
+        "training", choices=LONG, default="error",
     )  # fmt: skip
     pack: bool = spelled(
         "Pack several texts into a row, with attention restricted to each text; models that do not support this "
         "train on one text per row, with a warning.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     loss: str = spelled(
         "Loss: cross_entropy of the next token, or a preference loss.",
-        TEXT, "training", names=("frontend.losses_preferences:PREFERENCES",), default=NEXT_TOKEN,
+        "training", names=("frontend.losses_preferences:PREFERENCES",), default=NEXT_TOKEN,
     )  # fmt: skip
     beta: float | None = spelled(
         "Beta of a preference loss. Default: that of the loss.",
-        number(0, above=True).or_none(), "training", "number", default=None,
+        "training", "number", kind=number(0, above=True).or_none(), default=None,
     )  # fmt: skip
-    label_smoothing: float = spelled("Label smoothing.", number(0, 1), "training", "number", default=0.0)
+    label_smoothing: float = spelled("Label smoothing.", "training", "number", kind=number(0, 1), default=0.0)
     z_loss: float = spelled(
         "Coefficient of the z-loss, the square of log Σ exp of the scores, such as 1e-4.",
-        number(0), "training", "number", default=0.0,
+        "training", "number", kind=number(0), default=0.0,
     )  # fmt: skip
     teacher: str | None = spelled(
         "Folder of a larger teacher model with the same tokenizer, for distillation.",
-        PATH.or_none(), "training", metavar="FOLDER", default=None,
+        "training", metavar="FOLDER", kind=PATH.or_none(), default=None,
     )  # fmt: skip
     temperature: float | None = spelled(
         "With a teacher: distillation temperature. Default: 2.",
-        number(0, above=True).or_none(), "training", "number", default=None,
+        "training", "number", kind=number(0, above=True).or_none(), default=None,
     )  # fmt: skip
     teacher_share: float | None = spelled(
         "With a teacher: weight of the distillation loss. Default: 0.5.",
-        number(0, 1).or_none(), "training", "number", default=None,
+        "training", "number", kind=number(0, 1).or_none(), default=None,
     )  # fmt: skip
     recompute: bool = spelled(
         "Recompute activations in the backward pass instead of storing them: less memory, more time.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     memory: str | None = spelled(
         "Memory limit of the process, such as 4GB: chooses batch size, recomputation, the rank unless given, and "
         "with --long the row length.",
-        BYTES.or_none(), "training", metavar="SIZE", default=None,
+        "training", metavar="SIZE", kind=BYTES.or_none(), default=None,
     )  # fmt: skip
     held_out: float = spelled(
         "Fraction of rows held out, unless validation data are given.",
-        number(0, 0.9), "training", "number", default=0.1,
+        "training", "number", kind=number(0, 0.9), default=0.1,
     )  # fmt: skip
     eval_every: int | None = spelled(
         "Evaluate every N steps. Default: after each epoch.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     patience: int | None = spelled(
         "Early stopping: stop after this many evaluations without a lower loss, and keep the best state.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     max_steps: int | None = spelled(
         "Stop after this many steps; continue with --resume.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     checkpoint_every: int | None = spelled(
         "Save a checkpoint for --resume every N steps. Default: after each evaluation or epoch.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     sample: str | Sequence[str] = spelled(
         "Prompt to answer periodically during training; repeatable.",
-        _TEXTS, "training", "list", metavar="TEXT", default=(),
+        "training", "list", metavar="TEXT", kind=_TEXTS, default=(),
     )  # fmt: skip
     sample_every: int | None = spelled(
         "Steps between samples. Default: 50.",
-        whole(1).or_none(), "training", "whole", default=None,
+        "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
-    sample_tokens: int = spelled("Maximum number of tokens of a sample.", whole(1), "training", "whole", default=64)
+    sample_tokens: int = spelled(
+        "Maximum number of tokens of a sample.", "training", "whole", kind=whole(1), default=64
+    )
     merge: str = spelled(
         "Storage of changed weights in the merged model: float, or requantised; or no merged model.",
-        one_of(MERGE), "training", choices=MERGE, default=FLOAT,
+        "training", choices=MERGE, default=FLOAT,
     )  # fmt: skip
     seed: int = spelled(
         "Random seed of initial adapter weights, row order and held-out rows.",
-        whole(0), "training", "whole", default=0,
+        "training", "whole", kind=whole(0), default=0,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

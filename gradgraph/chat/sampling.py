@@ -15,26 +15,26 @@ from gradgraph.building.option import changed_options, check_options, documented
 class Sampling:
     """The options of generating an answer; each a field."""
 
-    max_tokens: int = spelled("Maximum number of tokens of an answer.", whole(1), "training", "whole", default=128)
+    max_tokens: int = spelled("Maximum number of tokens of an answer.", "training", "whole", kind=whole(1), default=128)
     temperature: float = spelled(
         "Sampling temperature; 0 always picks the most likely token.",
-        number(0), "training", "number", default=0.0,
+        "training", "number", kind=number(0), default=0.0,
     )  # fmt: skip
     top_k: int = spelled(
         "Sample from this many most likely tokens; 0: from all.",
-        whole(0), "training", "whole", default=0,
+        "training", "whole", kind=whole(0), default=0,
     )  # fmt: skip
     top_p: float = spelled(
         "Nucleus sampling: sample from the fewest tokens with this total probability.",
-        number(0, 1, above=True), "training", "number", default=1.0,
+        "training", "number", kind=number(0, 1, above=True), default=1.0,
     )  # fmt: skip
     repetition_penalty: float = spelled(
         "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
-        number(0, above=True), "training", "number", default=1.0,
+        "training", "number", kind=number(0, above=True), default=1.0,
     )  # fmt: skip
     seed: int = spelled(
         "Random seed; the draws of the n-th prompt do not depend on the other prompts.",
-        whole(0), "training", "whole", default=0,
+        "training", "whole", kind=whole(0), default=0,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -9,20 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradgraph.arguments import (
-    FLAG,
-    NAMES,
     PATH,
-    TEXT,
-    WHOLE,
-    Kind,
     as_names,
-    instance,
     meant,
-    number,
-    one_of,
-    whole,
 )
-from gradgraph.building.option import check_options, documented, option, option_of, options, spelled, spellings
+from gradgraph.building.option import KINDS, check_options, documented, option, option_of, options, spelled, spellings
 from gradgraph.building.step_options import BuildOptions
 from gradgraph.errors import ArgumentError, CheckpointError, OutputError, shown
 from gradgraph.runs.run_data import Reading
@@ -31,18 +22,6 @@ from gradgraph.step.output_paths import check_output
 
 _Path = Any  # accepts a string or ``os.PathLike``; a Run stores a ``Path``
 
-COUNT = whole(1).or_none()
-SECONDS = number(0, above=True)
-DICT = instance(Mapping, "a dict")
-SIZE = Kind(
-    'a whole number of at least 1, or "auto"',
-    lambda value: whole(1).fits(value) or (isinstance(value, str) and value.startswith("auto")),
-)
-PATHS = Kind(
-    "a path, or a list of paths",
-    lambda value: PATH.fits(value) or (isinstance(value, Sequence) and all(map(PATH.fits, value))),
-)
-DEVICES, PRECISIONS, MODES = ("auto", "cpu", "cuda"), ("highest", "high"), ("min", "max")
 TRIALS = ("dry_run", "find_lr", "overfit", "profile")  # options that write nothing
 
 
@@ -66,198 +45,190 @@ class Run:
         "An .npz (- from stdin) or a folder of .npy, with one array per input; a table (.csv, .parquet, …); a "
         "folder of images, with one subfolder per class; shards (.tar); or images with boxes or masks, as COCO "
         "(.json), YOLO (data.yaml) or Pascal VOC.",
-        PATH, "data", "path", key="train", required=True,
+        "data", "path", key="train", required=True,
     )  # fmt: skip
     build: Mapping[str, Any] = option(
         "how to build the model: arguments of ``gradgraph.build``, and options of ``gradgraph build`` by name, such as "
         '``{"loss": "mse", "optimizer": "sgd", "lr": 0.1, "schedule": "cosine"}``.',
-        DICT, default_factory=dict,
+        KINDS["arguments"], default_factory=dict,
     )  # fmt: skip
     start: str | None = spelled(
         'Train this network, such as "mlp", on the columns of a table, in place of a model; --target is required.',
-        TEXT.or_none(), "model", flags="--model", names=("tables.starting_models:MODELS",), strict=True,
+        "model", flags="--model", names=("tables.starting_models:MODELS",), strict=True,
         in_shell="Train this network on the columns of a table, in place of MODEL; --target is required.",
         metavar="NAME", default=None,
     )  # fmt: skip
-    validation: _Path | None = spelled(
-        "Validation data, evaluated after each epoch.", PATH.or_none(), "data", "path", default=None
-    )
+    validation: _Path | None = spelled("Validation data, evaluated after each epoch.", "data", "path", default=None)
     target: str | Sequence[str] = spelled(
         "Target column(s) of a table; repeatable. Quote a name that contains a comma, as in a .csv. Default: the "
         "column named like the target.",
-        NAMES, "data", "columns", metavar="COLUMN,…", default=(),
+        "data", "columns", metavar="COLUMN,…", default=(),
     )  # fmt: skip
     preprocess: str | None = spelled(
         '"auto" learns the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and '
         "makes it part of the exported model. Always on with start.",
-        one_of(("auto",)).or_none(), "data", choices=("auto",), default=None, metavar="auto",
+        "data", choices=("auto",), default=None, metavar="auto",
         in_shell="Learn the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and "
         "make it part of the exported model. Always on with --model.",
     )  # fmt: skip
     column: Mapping[str, Any] = spelled(
         "Column kind, if the detected one is wrong, such as zip=category; or with arguments, "
         'notes=\'{"kind": "text", "buckets": 256}\'; repeatable.',
-        DICT, "data", "kinds", names=("data.preprocess.column_kinds:KINDS",), metavar="NAME=KIND", default={},
+        "data", "kinds", names=("data.preprocess.column_kinds:KINDS",), metavar="NAME=KIND", default={},
     )  # fmt: skip
     image: Mapping[str, Any] = spelled(
         "Image preprocessing, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, resample=bicubic, "
         "layout=NHWC, order=BGR, scale=1; repeatable.",
-        DICT, "data", "arguments", default={},
+        "data", "arguments", default={},
     )  # fmt: skip
     tokenizer: _Path | None = spelled(
         "The tokenizer.json for the texts of a table (or of .conll). It is copied next to the trained model, "
         "and found there later.",
-        PATH.or_none(), "data", "path", default=None,
+        "data", "path", default=None,
     )  # fmt: skip
     text: Mapping[str, Any] = spelled(
         "Text preprocessing, such as text=review, pair=answer, words=tokens, length=128; repeatable.",
-        DICT, "data", "arguments", default={},
+        "data", "arguments", default={},
     )  # fmt: skip
     sound: Mapping[str, Any] = spelled(
         "Audio preprocessing of WAV files: rate=16000, seconds=1; repeatable.",
-        DICT, "data", "arguments", default={},
+        "data", "arguments", default={},
     )  # fmt: skip
     augment: Any = spelled(
         "Random augmentation of training images or sounds: flip, 'random_resized_crop(scale=[0.5,1])', "
         "'mixup(alpha=0.2)', spec_augment, …; repeatable.",
-        None, "data", "list", names=("data.augment:AUGMENTATIONS",), metavar="NAME", default=(),
+        "data", "list", names=("data.augment:AUGMENTATIONS",), metavar="NAME", default=(),
     )  # fmt: skip
-    epochs: int = spelled("Number of epochs.", whole(1), "training", "count", default=10)
+    epochs: int = spelled("Number of epochs.", "training", "count", default=10)
     batch_size: int | str | None = spelled(
         "Samples per step. Default: 32, or the batch size of a fixed model. auto: the largest power of two that "
         "fits in free memory; auto:4GB: with this memory limit for the process.",
-        SIZE.or_none(), "data", "batch size", default=None,
+        "data", "batch size", default=None,
     )  # fmt: skip
     accumulate: int | None = spelled(
-        "Accumulate gradients over this many batches before each update.", COUNT, "training", "count", default=None
+        "Accumulate gradients over this many batches before each update.", "training", "count", default=None
     )
     keep_features: bool = spelled(
         "Compute frozen layers once for each sample, and train only the rest in each epoch; kept in up to a quarter of "
         "the free memory, otherwise in files next to --checkpoint.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     every: Mapping[str, int] = spelled(
         "For a folder with several steps: train this one only on every N-th batch; repeatable.",
-        DICT, "training", "arguments", metavar="STEP=N", default={},
+        "training", "arguments", metavar="STEP=N", default={},
     )  # fmt: skip
     run: _Path | None = spelled(
         "Write everything to this folder, with a README.md that explains it: step, checkpoint, trained model, "
         "history, log, and a recipe of all options.",
-        PATH.or_none(), "output", "path", metavar="FOLDER", default=None,
+        "output", "path", metavar="FOLDER", default=None,
     )  # fmt: skip
     out: _Path | None = spelled(
         "Also write the step folder built from MODEL here.",
-        PATH.or_none(), "output", "path", flags="-o --out", key="step", default=None,
+        "output", "path", flags="-o --out", key="step", default=None,
     )  # fmt: skip
     checkpoint: _Path | None = spelled(
         "Save state and progress here after each epoch and when interrupted.",
-        PATH.or_none(), "output", "path", default=None,
+        "output", "path", default=None,
     )  # fmt: skip
     weights: _Path | None = spelled(
         "Initialise from the tensors in this .safetensors, .ckpt, .npz or .onnx whose names and shapes match.",
-        PATH.or_none(), "model", "path", default=None,
+        "model", "path", default=None,
     )  # fmt: skip
-    resume: bool = spelled("Resume from --checkpoint.", FLAG, "training", "flag", default=False)
-    export: _Path | None = spelled(
-        "Write the trained inference model here.", PATH.or_none(), "output", "path", default=None
-    )
-    history: _Path | None = spelled(
-        "Write loss and metrics of each epoch here (.csv).", PATH.or_none(), "output", "path", default=None
-    )
+    resume: bool = spelled("Resume from --checkpoint.", "training", "flag", default=False)
+    export: _Path | None = spelled("Write the trained inference model here.", "output", "path", default=None)
+    history: _Path | None = spelled("Write loss and metrics of each epoch here (.csv).", "output", "path", default=None)
     log: _Path | Sequence[_Path] = spelled(
         "Log metrics here during training: .jsonl, .csv, or a folder for TensorBoard; repeatable.",
-        PATHS, "output", "paths", key="logs", default=(),
+        "output", "paths", key="logs", default=(),
     )  # fmt: skip
-    log_every: int = spelled("Number of steps between records of --log.", whole(1), "output", "count", default=50)
+    log_every: int = spelled("Number of steps between records of --log.", "output", "count", default=50)
     max_steps: int | None = spelled(
         "Stop after this many steps. Schedules still span all --epochs, so that a resumed run completes them.",
-        COUNT, "training", "count", default=None,
+        "training", "count", default=None,
     )  # fmt: skip
-    max_time: float | None = spelled(
-        "Stop after this time.", SECONDS.or_none(), "training", "seconds", metavar="SECONDS", default=None
-    )
-    limit: int | None = spelled("Use only this many batches of each epoch.", COUNT, "training", "count", default=None)
+    max_time: float | None = spelled("Stop after this time.", "training", "seconds", metavar="SECONDS", default=None)
+    limit: int | None = spelled("Use only this many batches of each epoch.", "training", "count", default=None)
     patience: int | None = spelled(
         "Early stopping: stop after this many epochs (or --eval-every intervals) without improvement, and keep the "
         "best weights.",
-        COUNT, "training", "count", default=None,
+        "training", "count", default=None,
     )  # fmt: skip
     eval_every: int | None = spelled(
         "Evaluate --validation every N steps instead of after each epoch; --patience and checkpoints follow.",
-        COUNT, "training", "count", metavar="STEPS", default=None,
+        "training", "count", metavar="STEPS", default=None,
     )  # fmt: skip
     monitor: str | None = spelled(
         "Column that --patience monitors, such as val_accuracy. Default: val_loss.",
-        TEXT.or_none(), "training", metavar="COLUMN", default=None,
+        "training", metavar="COLUMN", default=None,
     )  # fmt: skip
     mode: Literal["min", "max"] | None = spelled(
         "Whether lower or higher is better. Default: derived from the column's name.",
-        one_of(MODES).or_none(), "training", choices=MODES, default=None,
+        "training", choices=("min", "max"), default=None,
     )  # fmt: skip
     min_delta: float = spelled(
-        "Minimum change that counts as an improvement.", number(0), "training", "share", shows=False, default=0.0
+        "Minimum change that counts as an improvement.", "training", "share", shows=False, default=0.0
     )
     shuffle: bool = spelled(
-        "Whether to shuffle the samples.", FLAG, "data", "flag", name="no_shuffle", key="shuffle",
+        "Whether to shuffle the samples.", "data", "flag", name="no_shuffle", key="shuffle",
         in_shell="Do not shuffle the samples.", default=True,
     )  # fmt: skip
-    drop_last: bool = spelled("Drop the last batch of an epoch if it is smaller.", FLAG, "data", "flag", default=False)
+    drop_last: bool = spelled("Drop the last batch of an epoch if it is smaller.", "data", "flag", default=False)
     device: Literal["auto", "cpu", "cuda"] = spelled(
-        "Where to train.", one_of(DEVICES), "training", choices=DEVICES, default="auto"
+        "Where to train.", "training", choices=("auto", "cpu", "cuda"), default="auto"
     )
     native_kernels: bool | None = spelled(
         "Require native C++ kernels, or with --no-native-kernels disable them. Default: use them on the CPU if they "
         "are built (see `gradgraph env`).",
-        FLAG.or_none(), "training", "flag", default=None,
+        "training", "flag", default=None,
     )  # fmt: skip
     matmul_precision: Literal["highest", "high"] = spelled(
         "Native kernels: full float32 precision, or faster with errors of at most 2^-15 (on processors with AMX).",
-        one_of(PRECISIONS), "training", choices=PRECISIONS, default="highest",
+        "training", choices=("highest", "high"), default="highest",
     )  # fmt: skip
     ranks: int | None = spelled(
         "Train in this many processes on this machine, each on a part of every batch (on several machines: mpiexec "
         "-n 64 gradgraph train …).",
-        COUNT, "training", "count", default=None,
+        "training", "count", default=None,
     )  # fmt: skip
     rank_timeout: float = spelled(
         "Stop the run if a process does not respond for this long.",
-        SECONDS, "training", "seconds", metavar="SECONDS", default=600.0,
+        "training", "seconds", metavar="SECONDS", default=600.0,
     )  # fmt: skip
     shard_state: bool = spelled(
-        "With several processes: partition the optimizer state among them.", FLAG, "training", "flag", default=False
+        "With several processes: partition the optimizer state among them.", "training", "flag", default=False
     )
     sync_batch_norm: bool = spelled(
         "With several processes: compute batch statistics over the whole batch, as one process would.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     compress: str | None = spelled(
         "With several processes: compress gradients, such as top_k(ratio=0.01).",
-        TEXT.or_none(), "training", names=("parallel.data_parallel:COMPRESSIONS",), default=None,
+        "training", names=("parallel.data_parallel:COMPRESSIONS",), default=None,
     )  # fmt: skip
     dry_run: bool = spelled(
         "Train, evaluate, save and export one batch as a test; write nothing.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     find_lr: bool = spelled(
         "Compare learning rates on the data, suggest one, and exit; write nothing.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     overfit: bool = spelled(
         "Try to overfit one batch in 200 steps, report the result, and exit; write nothing.",
-        FLAG, "training", "flag", default=False,
+        "training", "flag", default=False,
     )  # fmt: skip
     profile: bool = spelled(
-        "Profile the operators of a step by layer, and exit; write nothing.", FLAG, "training", "flag", default=False
+        "Profile the operators of a step by layer, and exit; write nothing.", "training", "flag", default=False
     )
     seed: int = spelled(
         "Random seed. With a step folder, it only affects the order of data: masks keep the seed of the build.",
-        WHOLE, "training", "whole", span=(0, (1 << 63) - 1), default=0,
+        "training", "whole", span=(0, (1 << 63) - 1), default=0,
     )  # fmt: skip
     share_weights: bool = spelled(
         "Refer to the model's external data by relative path and digest instead of copying large weights.",
-        FLAG, "output", "flag", default=False,
+        "output", "flag", default=False,
     )  # fmt: skip
-    force: bool = spelled("Overwrite the output of an earlier run.", FLAG, "output", "flag", default=False)
+    force: bool = spelled("Overwrite the output of an earlier run.", "output", "flag", default=False)
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -409,12 +380,14 @@ def run_of(model: Path | None, values: Mapping[str, Any]) -> Run:
 def _settled(name: str, value: Any) -> Any:
     """Return the value of an option as a ``Run`` stores it: paths as ``Path``, and several values as a tuple."""
     takes = "path" if name == "model" else _TAKES.get(name)
+    if takes in ("path", "paths", "columns") and not KINDS[takes].fits(value):
+        return value  # which the check of the options refuses
     if takes == "path":
-        return Path(value) if PATH.fits(value) else value
+        return Path(value)
     if takes == "paths":
-        return tuple(map(Path, [value] if PATH.fits(value) else value)) if PATHS.fits(value) else value
+        return tuple(map(Path, [value] if PATH.fits(value) else value))
     if takes == "columns":
-        return tuple(as_names(value)) if NAMES.fits(value) else value
+        return tuple(as_names(value))
     if takes == "list":
         return (value,) if isinstance(value, str) else tuple(value)
     return value

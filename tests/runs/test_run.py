@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import gradgraph as gg
-from gradgraph.arguments import NUMBER
 from gradgraph.building.option import documented, options, spelled, spellings
 from gradgraph.cli.app import run as in_shell
 from gradgraph.cli.options import declared
@@ -134,7 +133,7 @@ def test_an_option_of_a_run_is_one_field() -> None:
     class More(Run):
         """A run."""
 
-        caution: float = spelled("How careful to be.", NUMBER, "training", "number", key="care", default=0.5)
+        caution: float = spelled("How careful to be.", "training", "number", key="care", default=0.5)
 
     @declared(spellings(More)["caution"])
     def careful() -> None:
