@@ -23,7 +23,7 @@ from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
-from tests.kit.named_steps import (
+from tests.kit.gan_steps import (
     IMAGES,
     LABELLED,
     Gan,

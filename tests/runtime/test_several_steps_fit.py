@@ -21,7 +21,7 @@ from gradgraph.errors import (
 )
 from gradgraph.runtime.loop.pattern import Pattern
 from gradgraph.step.step import Step
-from tests.kit.named_steps import (
+from tests.kit.gan_steps import (
     IMAGES,
     LABELLED,
     gan_step,
