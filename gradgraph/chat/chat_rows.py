@@ -82,7 +82,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
 
     Args:
         source: the path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet``; a data frame, an Arrow table, a
-            dataset of Hugging Face, a dict of lists, or a list of dicts.
+            Hugging Face dataset, a dict of lists, or a list of dicts.
         columns: your column names, if they differ: ``{"prompt": "question"}``.
         kinds: the kinds to prefer if the data have the columns of several, such as ``("messages",)``.
 

@@ -60,7 +60,7 @@ class LabelledFiles:
 
     @cached_property
     def alone(self) -> tuple[Array | None, list[str]]:
-        """Labels as numbers and their class names, if one column is clearly the label without a model."""
+        """The labels as numbers, and the class names, if the label column is clear without the model's target."""
         column = self._column("", NO_NAMES)
         return (None, []) if column is None else self.columns[column].alone
 

@@ -52,7 +52,7 @@ class NativeRun:
 
     @classmethod
     def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> NativeRun:
-        """Write the forward pass, and return the run."""
+        """Write the forward pass of the layer of ``gradient``, and return its results as a NativeRun."""
         op, bias = s.op, s.bias()
         assert bias is not None
         if tokens is not None:

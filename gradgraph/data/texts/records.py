@@ -15,7 +15,7 @@ LARGEST = 1 << 30  # bytes of a file: all rows are kept in memory, where they ar
 
 
 class Records(NamedTuple):
-    """Rows of JSON types.
+    """Rows whose values have JSON types.
 
     Attributes:
         rows: the rows.
@@ -29,7 +29,7 @@ class Records(NamedTuple):
 
 
 def records_in(source: Any) -> Records:
-    """Return the rows of a path, a table of any kind, a dataset of Hugging Face, a dict of lists or a list of dicts.
+    """Return the rows of a file, a table of any kind, a Hugging Face dataset, a dict of lists or a list of dicts.
 
     Raises:
         DataError: the source is none of these, cannot be read, or is too large for memory.

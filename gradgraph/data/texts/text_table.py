@@ -395,7 +395,7 @@ def table(
 
     Args:
         frame: the path of a table (.csv, .tsv, .jsonl, .parquet, …) or of tagged words (.conll, .bio, .iob, .iob2); a
-            data frame of pandas or polars, an Arrow table, a dataset of Hugging Face, or a dict of lists.
+            data frame of pandas or polars, an Arrow table, a Hugging Face dataset, or a dict of lists.
         tokenizer: the path of a ``tokenizer.json``.
         text: the column of texts; by default the only one.
         pair: the column of second texts: premise and hypothesis, question and passage.

@@ -237,7 +237,7 @@ class Together:
 
 
 class Side:
-    """A binding for one of the two sets of state tensors, and the memory bound for batches."""
+    """A session's I/O binding for one of the two sets of state tensors, with the memory that holds the batch."""
 
     def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
         self.binding = binding

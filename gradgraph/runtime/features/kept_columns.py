@@ -40,7 +40,7 @@ def checked_batches(
 
 @dataclass(frozen=True)
 class OrderOf(Order):
-    """The order of a dataset that keeps similar samples together, for its kept values."""
+    """Order of kept values whose dataset determines the order of samples itself, such as by length."""
 
     dataset: Loadable | None = None
 
@@ -59,7 +59,7 @@ class OrderOf(Order):
 
 
 class LastBatch:
-    """Kept values of incomplete batches, which the session for any size computes and may round differently.
+    """Kept values of incomplete batches, computed by the session for any batch size, which may round differently.
 
     Args:
         source: the samples.
@@ -95,7 +95,7 @@ class KeptColumns(Columns):
 
     Args:
         arrays, checker, order, names: as for ``Columns``.
-        exact: computes the values of incomplete batches; None if they are the kept ones.
+        exact: a function that computes the values of incomplete batches; None to use the kept values.
     """
 
     def __init__(

@@ -178,7 +178,7 @@ class StockRun:
 
     @classmethod
     def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> StockRun:
-        """Write the forward loop, and return the run."""
+        """Write the forward loop of the layer of ``gradient``, and return its results as a StockRun."""
         layout = layout_of(s.op, s.X, (s.R.shape or (None, None))[1])
         layer = _Layer(s, layout, arguments(s.op, gradient)[1], tokens)
         kind = _KINDS[gradient.op_type]
