@@ -30,7 +30,7 @@ TICKS = (0.25, 0.5, 1, 2, 4, 8, 16)
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """Draw a dot for the relative time of each library on each workload, and a mark for gradgraph's target."""
+    """Draw a dot for the relative time of each library on each workload."""
     rows = [r for r in results if r.torch is not None]
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.5 * len(rows)), layout="constrained")
     for peer in sorted(PEERS, key=lambda name: name == OURS):  # gradgraph on top
@@ -39,15 +39,6 @@ def draw(results: list[Result], path: Path) -> None:
         axes.scatter(
             *zip(*points, strict=True) if points else ([], []), s=size, color=COLOURS[peer], label=peer, zorder=3
         )
-    aims = [(r.aim, i) for i, r in enumerate(rows) if r.aim is not None]
-    axes.scatter(
-        *zip(*aims, strict=True) if aims else ([], []),
-        marker="|",
-        s=300,
-        color=COLOURS[OURS],
-        label="aim of gradgraph",
-        zorder=2,
-    )
     _dress(axes, [r.name for r in rows])
     axes.set_title(", ".join(sorted({r.setup["machine"] for r in rows})), loc="left", fontsize="medium")
     figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))  # none: equal runs, equal files

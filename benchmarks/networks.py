@@ -120,6 +120,125 @@ def mobilenetv2(classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, *head)
 
 
+# --- MBConv (EfficientNet, MobileNetV3), ConvNeXt, TCN ---------------------------------------------------------------
+
+
+class SqueezeExcitation(nn.Module):
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        pool = nn.AdaptiveAvgPool2d(1)
+        self.scale = nn.Sequential(pool, nn.Conv2d(channels, squeezed, 1), nn.SiLU(), nn.Conv2d(squeezed, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.scale(x))
+
+
+class MBConv(nn.Module):
+    def __init__(
+        self, channels: int, width: int, kernel: int, stride: int, expansion: int, act: type[nn.Module]
+    ) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        expand = [*conv_bn(channels, hidden, 1), act()] if expansion > 1 else []
+        depthwise = [*conv_bn(hidden, hidden, kernel, stride, groups=hidden), act()]
+        squeeze = SqueezeExcitation(hidden, max(channels // 4, 8))
+        self.body = nn.Sequential(*expand, *depthwise, squeeze, *conv_bn(hidden, width, 1))
+        self.residual = stride == 1 and channels == width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.residual else self.body(x)
+
+
+EFFICIENTNET = (  # kernel, stride of the first, expansion, channels, blocks
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
+MOBILENETV3 = (
+    (3, 2, 1, 16, 1),
+    (3, 2, 4, 24, 2),
+    (5, 2, 4, 40, 3),
+    (5, 1, 4, 48, 2),
+    (5, 2, 6, 96, 3),
+)
+
+
+def mbconv_network(
+    rows: tuple[tuple[int, ...], ...], first: int, last: int, act: type[nn.Module], classes: int = 1000
+) -> nn.Module:
+    layers: list[nn.Module] = [*conv_bn(3, first, 3, 2), act()]
+    channels = first
+    for kernel, stride, expansion, width, blocks in rows:
+        for i in range(blocks):
+            layers.append(MBConv(channels, width, kernel, stride if i == 0 else 1, expansion, act))
+            channels = width
+    head = [*conv_bn(channels, last, 1), act(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def efficientnet() -> nn.Module:
+    """EfficientNet-B0 without stochastic depth."""
+    return mbconv_network(EFFICIENTNET, 32, 1280, nn.SiLU)
+
+
+def mobilenetv3_small() -> nn.Module:
+    """A network of MobileNetV3-small's sizes, with Hardswish and squeeze-and-excitation in all blocks."""
+    return mbconv_network(MOBILENETV3, 16, 576, nn.Hardswish)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.scale = nn.Parameter(torch.full((width,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.scale * self.mlp(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + y.permute(0, 3, 1, 2)
+
+
+def convnext(classes: int = 1000, widths: tuple[int, ...] = (48, 96, 192, 384)) -> nn.Module:
+    """ConvNeXt's first stages at half the width of its smallest size, three blocks each."""
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), LayerNorm2d(widths[0])]
+    for i, width in enumerate(widths):
+        if i:
+            layers += [LayerNorm2d(widths[i - 1]), nn.Conv2d(widths[i - 1], width, 2, 2)]
+        layers += [ConvNeXtBlock(width) for _ in range(3)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], classes)]
+    return nn.Sequential(*layers, *head)
+
+
+class TemporalBlock(nn.Module):
+    def __init__(self, channels: int, width: int, dilation: int) -> None:
+        super().__init__()
+        self.pad = (2 * dilation, 0)  # causal
+        self.first = nn.Conv1d(channels, width, 3, dilation=dilation)
+        self.second = nn.Conv1d(width, width, 3, dilation=dilation)
+        self.shortcut = nn.Conv1d(channels, width, 1) if channels != width else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(F.pad(x, self.pad)))
+        return F.relu(F.relu(self.second(F.pad(y, self.pad))) + self.shortcut(x))
+
+
+def tcn(channels: int = 16, width: int = 64, classes: int = 10) -> nn.Module:
+    """A temporal convolutional network of six dilated, causal blocks."""
+    blocks = [TemporalBlock(channels if i == 0 else width, width, 2**i) for i in range(6)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
 # --- U-Net --------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +360,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cnn": cnn,
     "resnet18": resnet18,
     "mobilenetv2": mobilenetv2,
+    "mobilenetv3": mobilenetv3_small,
+    "efficientnet": efficientnet,
+    "convnext": convnext,
+    "tcn": tcn,
     "unet": UNet,
     "gpt": GPT,
     "bert": BERT,

@@ -11,8 +11,6 @@ from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS, PEERS, REAL_OURS, REAL_PEERS
 from benchmarks.workloads import REAL
 
-ORT_AIM = 0.70  # the target ratio to onnxruntime-training
-
 INTRODUCTION = """# Performance
 
 How long does a training step (forward, backward, update) take on the CPU? The chart divides the step times of
@@ -33,9 +31,8 @@ below, one per machine, newest run first.
 [performance.json](performance.json); do not edit.
 """
 
-AIMS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** meets the target, given in brackets. The
-*floor* is the least time that onnxruntime's kernels need for the step ([definition](#how-it-is-measured)). If it
-exceeds the target, no graph that uses these kernels can meet the target on this machine.
+RATIOS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** means faster, or less memory. The *floor* is the
+least time that onnxruntime's kernels need for the step ([definition](#how-it-is-measured)).
 """
 
 OVER_TORCH = """Step time divided by that of PyTorch (eager or compiled, whichever is faster), and peak memory divided
@@ -98,7 +95,7 @@ def _section(results: list[Result], *, with_details: bool) -> str:
     real = results[0].workload in REAL
     peers = list(REAL_PEERS if real else PEERS)
     title = f"## {'Real sizes, ' * real}{machine}, {threads} threads\n\n{_versions(results)}\n"
-    ratios = _against_torch(results) if real else _aims(results)
+    ratios = _against_torch(results) if real else _ratios(results)
     details = [_once(results, peers), _kernels(results), _refusals(results)] if with_details else []
     return "\n".join([title, _times(results, peers), ratios, _memory(results, peers), *details])
 
@@ -124,28 +121,27 @@ def _times(results: list[Result], peers: list[str]) -> str:
     return "### Milliseconds per step\n\n" + grid(["", *peers, "date"], rows)
 
 
-def _aims(results: list[Result]) -> str:
-    """Return the table of ratios, and of the targets that they meet or miss."""
+def _ratios(results: list[Result]) -> str:
+    """Return the table of ratios to PyTorch, onnxruntime-training and the floor."""
     rows = []
     for r in results:
-        ours, native = (_against(_over(r.step(peer), r.torch), r.aim) for peer in (OURS, NATIVE))
-        ort = _against(r.ratio(r.step("ort-training")), None if r.aim is None else ORT_AIM)
-        memory = _against(_over(r.memory(OURS), r.torch_memory), 1.0)
+        ours, native = (_bold_below_one(_over(r.step(peer), r.torch)) for peer in (OURS, NATIVE))
+        ort = _bold_below_one(r.ratio(r.step("ort-training")))
+        memory = _bold_below_one(_over(r.memory(OURS), r.torch_memory))
         floors = (_over(r.floor, r.torch), r.ratio(r.floor))
         rows.append([r.title, ours, native, ort, memory, *map(printed_table.number, floors)])
     head = ["", "time / PyTorch's", "with native kernels", "time / onnxruntime-training's", "memory / PyTorch's"]
     head += ["floor / PyTorch's", "time / floor"]
-    return f"### Compared with the targets\n\n{AIMS}\n" + grid(head, rows)
+    return f"### Relative to PyTorch and others\n\n{RATIOS}\n" + grid(head, rows)
 
 
 def _over(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def _against(ratio: float | None, aim: float | None) -> str:
-    if ratio is None or aim is None:
-        return printed_table.number(ratio)
-    return f"{f'**{ratio:.2f}**' if ratio <= aim else f'{ratio:.2f}'} ({aim:.2f})"
+def _bold_below_one(ratio: float | None) -> str:
+    text = printed_table.number(ratio)
+    return f"**{text}**" if ratio is not None and ratio < 1 else text
 
 
 def _memory(results: list[Result], peers: list[str]) -> str:
@@ -162,17 +158,13 @@ def _once(results: list[Result], peers: list[str]) -> str:
 
 
 def _kernels(results: list[Result]) -> str:
-    """Return the list of the operators that take most of each step's time, and of floors above the target."""
+    """Return the list of the operators that take most of each step's time."""
     return "### Where the time goes\n\n" + "\n".join(map(_between, results)) + "\n"
 
 
 def _between(r: Result) -> str:
     parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in r.rows[OURS].get("kernels", []))
-    line = f"- {r.title}: {parts}"
-    ratio, floor = r.ratio(r.torch), _over(r.floor, r.torch)
-    if r.aim is None or ratio is None or floor is None or ratio <= r.aim or floor <= r.aim:
-        return line
-    return f"{line}. The floor alone is {floor:.2f} of PyTorch's time, the target {r.aim:.2f}"
+    return f"- {r.title}: {parts}"
 
 
 def _refusals(results: list[Result]) -> str:

@@ -11,7 +11,6 @@ LEFT, WIDTH = 44, 10
 
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "x torch": lambda r: number(r.ratio(r.torch)),
-    "aim": lambda r: number(r.aim),
     "x ort training": lambda r: number(r.ratio(r.step("ort-training"))),
     "x floor": lambda r: number(r.ratio(r.floor)),
     "MB": lambda r: number(r.memory(OURS), 0),

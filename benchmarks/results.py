@@ -101,11 +101,6 @@ class Result:
         """The suffix of titles for the optimizer; empty for SGD."""
         return {"sgd": "", "adamw": ", AdamW"}[self.setup["optimizer"]]
 
-    @property
-    def aim(self) -> float | None:
-        """The target ratio to PyTorch; None unless the optimizer is SGD."""
-        return ALL[self.workload].aim if self.setup["optimizer"] == "sgd" else None
-
 
 # --- the file ------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ class Workload:
         title: the network and its sizes.
         x: the input; its first axis is the batch.
         target: class indices for cross-entropy, or values for the mean squared error.
-        aim: the target ratio to the faster of PyTorch eager and compiled, on the CPU.
         further: inputs after ``x``.
         loss: "cross_entropy" or "mse".
         attends: whether it has attention probabilities that can be recomputed.
@@ -38,7 +37,6 @@ class Workload:
     title: str
     x: Input
     target: Input
-    aim: float | None = None
     further: tuple[Input, ...] = ()
     loss: str = "cross_entropy"
     attends: bool = False
@@ -66,14 +64,18 @@ def _tokens(vocabulary: int, *shape: int) -> Input:
 
 
 WORKLOADS = {
-    "mlp": Workload("MLP 784-512-512-10, batch 128", _images(128, 784), _labels(10, 128), 0.45),
-    "cnn": Workload("CNN 2 x conv5x5, 64x1x28x28", _images(64, 1, 28, 28), _labels(10, 64), 0.95),
-    "resnet18": Workload("ResNet-18, 32x3x64x64", _images(32, 3, 64, 64), _labels(1000, 32), 0.95),
-    "mobilenetv2": Workload("MobileNetV2, 32x3x96x96", _images(32, 3, 96, 96), _labels(1000, 32), 0.80),
-    "unet": Workload("U-Net 32-256, 8x1x128x128", _images(8, 1, 128, 128), _labels(2, 8, 128, 128), 0.95),
-    "gpt": Workload("GPT L4 D256 H4 V1000, 8x128", _tokens(1000, 8, 128), _labels(1000, 8 * 128), 0.50),
-    "bert": Workload("BERT-mini L4 D256 H4 FF1024, 16x128", _tokens(30522, 16, 128), _labels(2, 16), 0.55),
-    "lstm": Workload("LSTM 2x256, 32x64", _tokens(128, 32, 64), _labels(128, 32 * 64), 0.70),
+    "mlp": Workload("MLP 784-512-512-10, batch 128", _images(128, 784), _labels(10, 128)),
+    "cnn": Workload("CNN 2 x conv5x5, 64x1x28x28", _images(64, 1, 28, 28), _labels(10, 64)),
+    "resnet18": Workload("ResNet-18, 32x3x64x64", _images(32, 3, 64, 64), _labels(1000, 32)),
+    "mobilenetv2": Workload("MobileNetV2, 32x3x96x96", _images(32, 3, 96, 96), _labels(1000, 32)),
+    "mobilenetv3": Workload("MobileNetV3-small, 32x3x96x96", _images(32, 3, 96, 96), _labels(1000, 32)),
+    "efficientnet": Workload("EfficientNet-B0, 16x3x96x96", _images(16, 3, 96, 96), _labels(1000, 16)),
+    "convnext": Workload("ConvNeXt 48-384, 16x3x96x96", _images(16, 3, 96, 96), _labels(1000, 16)),
+    "tcn": Workload("TCN 6 x 64, 32x16x256", _images(32, 16, 256), _labels(10, 32)),
+    "unet": Workload("U-Net 32-256, 8x1x128x128", _images(8, 1, 128, 128), _labels(2, 8, 128, 128)),
+    "gpt": Workload("GPT L4 D256 H4 V1000, 8x128", _tokens(1000, 8, 128), _labels(1000, 8 * 128)),
+    "bert": Workload("BERT-mini L4 D256 H4 FF1024, 16x128", _tokens(30522, 16, 128), _labels(2, 16)),
+    "lstm": Workload("LSTM 2x256, 32x64", _tokens(128, 32, 64), _labels(128, 32 * 64)),
 }
 
 LARGE = {  # for a CUDA device

@@ -98,7 +98,7 @@ class Tuner:
         for node in nodes_of(model):
             forms = self.backend.forms_of(node)
             key = Call.of(op, node).key if forms else ""
-            if not forms or key in seen or not _can_stand_alone(node):
+            if not forms or key in seen or not can_stand_alone(node):
                 continue
             seen.add(key)
             times = self._race(node, forms)
@@ -111,9 +111,9 @@ class Tuner:
         """Return the median time in seconds of ``node`` in each form that supports it, by form name."""
         rng = np.random.default_rng(0)
         runs: dict[str, Callable[[], None]] = {}
-        for candidate in (None, *(f for f in forms if _serves(f, node))):
-            model = _model_of(node)
-            lower(model, self.backend, _choice_of(candidate, key_of(node)))
+        for candidate in (None, *(f for f in forms if serves(f, node))):
+            model = model_of_node(node)
+            lower(model, self.backend, choice_of(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except GradgraphError:
@@ -219,7 +219,7 @@ def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
 # --- a single node -------------------------------------------------------------------------------------
 
 
-def _can_stand_alone(node: ir.Node) -> bool:
+def can_stand_alone(node: ir.Node) -> bool:
     """Whether a node can be timed on random inputs: each input is constant, or float32 of known size."""
     return all(
         v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(v.shape))
@@ -227,7 +227,7 @@ def _can_stand_alone(node: ir.Node) -> bool:
     ) and (operator_of(node) is not None or all(y.shape is not None for y in node.outputs[:1]))
 
 
-def _choice_of(candidate: Form | None, key: Key) -> Choose:
+def choice_of(candidate: Form | None, key: Key) -> Choose:
     """Return a function ``choose`` that selects ``candidate`` (None: the portable form) for calls with this key.
 
     Other calls, such as nodes that the candidate itself emits, are lowered as usual.
@@ -241,13 +241,13 @@ def _choice_of(candidate: Form | None, key: Key) -> Choose:
     return choose
 
 
-def _serves(candidate: Form, node: ir.Node) -> bool:
+def serves(candidate: Form, node: ir.Node) -> bool:
     op = Builder()
-    call = Call.of(op, next(iter(_model_of(node).graph)))
+    call = Call.of(op, next(iter(model_of_node(node).graph)))
     return candidate.write(op, *call.inputs, **call.attrs) is not None
 
 
-def _model_of(node: ir.Node) -> ir.Model:
+def model_of_node(node: ir.Node) -> ir.Model:
     """Return a model that contains only a copy of ``node``; constant inputs of the node become initializers."""
     copies: dict[ir.Value, ir.Value] = {}
     weights = []
