@@ -26,8 +26,9 @@ namespace {
 using namespace depthwise;
 using amx::up;
 
-constexpr size_t kRun = 256;  // numbers per lane that are added in float
-constexpr size_t kTaps = 32;  // taps whose products are added before they join a longer sum
+constexpr size_t kRun = 256;   // numbers per lane that are added in float
+constexpr size_t kAtOnce = 6;  // positions, in lanes, whose sums are computed together
+constexpr size_t kTaps = 32;   // taps whose products are added before they join a longer sum
 
 // --- copying into and out of runs ------------------------------------------------------------------------------------
 
@@ -49,6 +50,20 @@ typedef int Places __attribute__((vector_size(Place<1>::kLanes * sizeof(int))));
 #define GRADGRAPH_LANES(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
+// every second of the lanes of two vectors, from the first or the second on; and the lanes of both in turns, the lower
+// or the upper half
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define GRADGRAPH_EVEN(a, b) GRADGRAPH_LANES(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+#define GRADGRAPH_ODD(a, b) GRADGRAPH_LANES(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#define GRADGRAPH_LOWER(a, b) GRADGRAPH_LANES(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define GRADGRAPH_UPPER(a, b) GRADGRAPH_LANES(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define GRADGRAPH_EVEN(a, b) GRADGRAPH_LANES(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define GRADGRAPH_ODD(a, b) GRADGRAPH_LANES(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define GRADGRAPH_LOWER(a, b) GRADGRAPH_LANES(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define GRADGRAPH_UPPER(a, b) GRADGRAPH_LANES(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#endif
+
 // Lanes `begin` to `end` of a row that is divided into phases or joined from them.
 Place<1> lanes_of(size_t begin, size_t end) {
   constexpr size_t L = Place<1>::kLanes;
@@ -64,12 +79,8 @@ void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
     for (size_t i = 0; i < it.wide.size; i += 2 * L) {
       const auto left = bounds.apply(lanes_of(i, it.wide.size).load(x));
       const auto right = bounds.apply(lanes_of(i + L, it.wide.size).load(x));
-      lanes_of(i / 2, even.seen)
-          .store(runs + even.offset,
-                 GRADGRAPH_LANES(left, right, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
-      lanes_of(i / 2, odd.seen)
-          .store(runs + odd.offset,
-                 GRADGRAPH_LANES(left, right, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+      lanes_of(i / 2, even.seen).store(runs + even.offset, GRADGRAPH_EVEN(left, right));
+      lanes_of(i / 2, odd.seen).store(runs + odd.offset, GRADGRAPH_ODD(left, right));
     }
   } else {
     for (size_t part = 0; part < 2; ++part) {
@@ -94,10 +105,8 @@ void join(const Layout& it, const Bounds& bounds, const float* runs, const float
       const auto put = [&](const Place<1>& at, const auto& lanes) {
         at.store(dx, chooses ? bounds.choose(at.load(x), lanes) : lanes);
       };
-      put(lanes_of(i, it.wide.size),
-          GRADGRAPH_LANES(of_even, of_odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-      put(lanes_of(i + L, it.wide.size),
-          GRADGRAPH_LANES(of_even, of_odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+      put(lanes_of(i, it.wide.size), GRADGRAPH_LOWER(of_even, of_odd));
+      put(lanes_of(i + L, it.wide.size), GRADGRAPH_UPPER(of_even, of_odd));
     }
   } else {
     for (size_t part = 0; part < 2; ++part) {
@@ -111,17 +120,23 @@ void join(const Layout& it, const Bounds& bounds, const float* runs, const float
   }
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 
-// Transposes sixteen pixels of sixteen maps between the layouts.
+#if defined(__AVX512F__)
+using Row = __m512i;
+#else
+using Row = __m256i;
+#endif
+
+// Transposes kTurned pixels of as many maps between the layouts.
 void turn(Place<1>::V (&lanes)[kTurned]) {
-  __m512i rows[kTurned];
-  for (size_t i = 0; i < kTurned; ++i) rows[i] = (__m512i)lanes[i];
+  Row rows[kTurned];
+  for (size_t i = 0; i < kTurned; ++i) rows[i] = (Row)lanes[i];
   transpose(rows);
   for (size_t i = 0; i < kTurned; ++i) lanes[i] = (Place<1>::V)rows[i];
 }
 
-// Copies sixteen maps to a run, in which each pixel has its own offset.
+// Copies kTurned maps to a run, in which each pixel has its own offset.
 template <class Finish>
 void turn_in(const float* maps, const std::vector<size_t>& places, float* run, const Finish& finish) {
   walk<1>(0, places.size(), [&](const Place<1>& at) {
@@ -234,17 +249,25 @@ void slide_over(const float* from, const Tap* taps, size_t count, const float* w
       store<L>(to + p, sum);
     }
   } else {
-    for (size_t p = 0; p < end; p += L) {
-      V sum = start;
+    // several positions at once, so that each weight is loaded once for all of them
+    const auto at = [&](auto known, size_t p) {
+      constexpr size_t N = decltype(known)::value;
+      V sums[N];
+      std::fill_n(sums, N, start);
       for (size_t t = 0; t < count;) {
-        V some{};
+        V some[N]{};
         for (const size_t last = std::min(count, t + kTaps); t < last; ++t) {
-          some += load<L>(weights + taps[t].weight * L) * load<L>(from + taps[t].offset + p);
+          const V w = load<L>(weights + taps[t].weight * L);
+          const float* x = from + taps[t].offset + p;
+          for (size_t i = 0; i < N; ++i) some[i] += w * load<L>(x + i * L);
         }
-        sum += some;
+        for (size_t i = 0; i < N; ++i) sums[i] += some[i];
       }
-      store<L>(to + p, sum);
-    }
+      for (size_t i = 0; i < N; ++i) store<L>(to + p + i * L, sums[i]);
+    };
+    size_t p = 0;
+    for (; p + kAtOnce * L <= end; p += kAtOnce * L) at(std::integral_constant<size_t, kAtOnce>(), p);
+    for (; p < end; p += L) at(std::integral_constant<size_t, 1>(), p);
   }
 }
 
@@ -275,7 +298,7 @@ class Dots {
       if (terms_ == kRun) flush();
       const size_t last = std::min(end, begin + (kRun - terms_) * L);
       size_t t = 0;
-      for (; t + kAtOnce <= taps_.size(); t += kAtOnce) add_some<kAtOnce>(dy, x, t, begin, last);
+      for (; t + kTapsAtOnce <= taps_.size(); t += kTapsAtOnce) add_some<kTapsAtOnce>(dy, x, t, begin, last);
       for (; t < taps_.size(); ++t) add_some<1>(dy, x, t, begin, last);
       terms_ += up(last - begin, L);
       begin = last;
@@ -290,7 +313,7 @@ class Dots {
   void clear() { std::fill(totals_.begin(), totals_.end(), 0.0); }
 
  private:
-  static constexpr size_t L = Place<B>::kLanes, kAtOnce = 9;
+  static constexpr size_t L = Place<B>::kLanes, kTapsAtOnce = 9;
 
   template <size_t T>
   void add_some(const float* dy, const float* x, size_t first, size_t begin, size_t end) {

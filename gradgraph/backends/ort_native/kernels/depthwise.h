@@ -12,7 +12,7 @@ using std::size_t;
 using amx::up;
 
 constexpr size_t kUnits = 64;       // the minimum number of pieces of work, if there are as many maps
-constexpr size_t kTurned = 16;      // channels that are transposed together
+constexpr size_t kTurned = kPixels;  // channels that are transposed together
 constexpr size_t kWide = 24;        // columns from which rows fill lanes well enough, without phases
 constexpr size_t kCache = 1 << 18;  // floats for which the second-level cache has room
 constexpr size_t kUnseen = static_cast<size_t>(-1);
@@ -92,7 +92,7 @@ struct Layout {
   static constexpr size_t kPadded = 16;
 
   bool can_turn() const {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     return maps.block == 1 && maps.channels % kTurned == 0 && (wide.size < kWide || wide.stride == 2);
 #else
     return false;

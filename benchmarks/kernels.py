@@ -1,0 +1,147 @@
+"""Times each native kernel against onnxruntime's, on the nodes of the benchmarks' training steps.
+
+    python -m benchmarks.kernels                          print ratios for all small networks
+    python -m benchmarks.kernels mobilenetv2 gpt --save   and merge them into measured.json beside the kernels
+
+A node is timed by itself, in two sessions that take turns: with the native kernel, and in the form used without native
+kernels. With one thread, the default, the clock is the processor time of that thread, so a busy machine hardly matters.
+Rewrites of several nodes (attention, fused activations, chains) are not timed here; ``benchmarks.run`` times steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+import gradgraph as gg
+from benchmarks import networks
+from benchmarks.workloads import ALL, WORKLOADS
+from gradgraph.backends import BACKENDS
+from gradgraph.backends.engine import lower, opened
+from gradgraph.backends.forms import Call, Form
+from gradgraph.files.models import to_proto
+from gradgraph.frontend import from_torch
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.shapes import all_sizes
+from gradgraph.machine.hardware import levels_in_use, processor
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.rules.registry import key_of
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.tuner import can_stand_alone, choice_of, model_of_node, serves
+
+FILE = Path(gg.__file__).parent / "backends" / "ort_native" / "measured.json"
+STOCK, NATIVE = "ort-cpu", "ort-cpu-native"
+OPTIMIZERS = {"gpt": "adamw", "cnn": "sgd(momentum=0.9)"}  # plain SGD for others
+SECONDS, FEWEST, MOST = 0.2, 5, 200  # the time for each pair, and the numbers of runs
+LEAST_TIME = 20e-6  # seconds: faster nodes are dominated by the call itself
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"by default {', '.join(WORKLOADS)}")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--save", action="store_true", help=f"merge the results into {FILE.name}")
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.workloads) - set(ALL)):
+        parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(ALL)}")
+    seen: set[str] = set()
+    rows = []
+    for name in arguments.workloads or WORKLOADS:
+        for node, form in native_nodes(step_of(name), seen):
+            rows.append(row := timed(node, form, arguments.threads))
+            print(f"{name:12} {row['ratio']:6.2f} {'used' if row['used'] else '-':5} {form.name} {row['call']}", flush=True)
+    if arguments.save:
+        save(rows, arguments.threads)
+
+
+def step_of(name: str) -> ir.Model:
+    """Return the training step of a workload, with known sizes, as native forms see it."""
+    batch = ALL[name].batch()
+    names = list(ALL[name].inputs)
+    import torch
+
+    inputs = tuple(torch.from_numpy(batch[n]) for n in names)
+    model = from_torch(networks.make(name), inputs, input_names=names, output_names=["logits"], dynamic={})
+    step = gg.build(model, loss=ALL[name].loss, optimizer=OPTIMIZERS.get(name, "sgd"))
+    return opened(step.train, {})
+
+
+def native_nodes(model: ir.Model, seen: set[str]) -> Iterator[tuple[ir.Node, Form]]:
+    """Yield each node with a native form that supports it, once for all equal calls; ``seen`` is updated."""
+    op = Builder()
+    forms = BACKENDS[NATIVE].lowering.forms
+    for node in nodes_of(model):
+        for form in forms.of(node):
+            key = f"{form.name} {Call.of(op, node).key}"
+            if key not in seen and can_stand_alone(node) and serves(form, node):
+                seen.add(key)
+                yield node, form
+
+
+def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
+    """Return the row of a node and a native form: its call, the time of both sessions in ms, and their ratio."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    call = Call.of(Builder(), node)
+    models = {name: model_of_node(node) for name in (STOCK, NATIVE)}
+    lower(models[STOCK], BACKENDS[STOCK])
+    lower(models[NATIVE], BACKENDS[NATIVE], choice_of(form, key_of(node)))
+    runs = {name: runner(model, name, threads) for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + 2 * SECONDS
+    while len(times[NATIVE]) < MOST and (time.perf_counter() < end or len(times[NATIVE]) < FEWEST):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            times[name].append(clock() - start)
+    stock, native = (min(times[name]) for name in (STOCK, NATIVE))
+    sizes = [None if x is None else list(all_sizes(x.shape) or ()) for x in call.inputs]
+    return {
+        "form": form.name,
+        "operator": node.op_type,
+        "domain": node.domain,
+        "sizes": sizes,
+        "attributes": {k: v for k, v in call.attrs.items() if not isinstance(v, ir.Graph)},
+        "call": call.key,
+        "stock": round(stock * 1e3, 4),
+        "native": round(native * 1e3, 4),
+        "ratio": round(native / stock, 3),
+        "used": bool(form.when(call)),
+    }
+
+
+def runner(model: ir.Model, backend: str, threads: int) -> Callable[[], None]:
+    options = RuntimeOptions(threads=threads, native_kernels=backend == NATIVE)
+    session = create_session(to_proto(model), Placement.choose("cpu"), options)
+    rng = np.random.default_rng(0)
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        binding.bind_cpu_input(value.name, rng.normal(size=value.shape).astype(np.float32))
+    for value in session.get_outputs():
+        binding.bind_output(value.name, "cpu", 0)
+    session.run_with_iobinding(binding)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def save(rows: list[dict[str, Any]], threads: int) -> None:
+    """Write rows to the file, in place of earlier ones of the same level, threads, form and call."""
+    where = {"level": levels_in_use()[-1], "threads": threads, "processor": processor(), "onnxruntime": ort.__version__}
+    earlier = json.loads(FILE.read_text()) if FILE.exists() else []
+    merged = {_key(row): row for row in [*earlier, *({**where, **row} for row in rows)]}
+    lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
+    FILE.write_text(f"[\n{lines}\n]\n")
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in ("level", "threads", "form", "call"))
+
+
+if __name__ == "__main__":
+    main()
