@@ -3,9 +3,10 @@
     python -m benchmarks.kernels                          print ratios for all small networks
     python -m benchmarks.kernels mobilenetv2 gpt --save   and merge them into measured.json beside the kernels
 
-A node is timed by itself, in two sessions that take turns: with the native kernel, and in the form used without native
-kernels. With one thread, the default, the clock is the processor time of that thread, so a busy machine hardly matters.
-Rewrites of several nodes (attention, fused activations, chains) are not timed here; ``benchmarks.run`` times steps.
+Only the forms that a Trainer would use are timed, with ``--all`` also the others. A node is timed by itself, in two
+sessions that take turns: with the native kernel, and in the form used without native kernels. With one thread, the
+default, the clock is the processor time of that thread, so a busy machine hardly matters. Rewrites of several nodes
+(attention, fused activations, chains) are not timed here; ``benchmarks.run`` times whole steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from benchmarks.workloads import ALL, WORKLOADS
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import lower, opened
 from gradgraph.backends.forms import Call, Form
+from gradgraph.backends.ort_native.native_table import MEASURED
 from gradgraph.files.models import to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.graph.builder import Builder
@@ -37,18 +38,17 @@ from gradgraph.rules.registry import key_of
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.execution.tuner import can_stand_alone, choice_of, model_of_node, serves
 
-FILE = Path(gg.__file__).parent / "backends" / "ort_native" / "measured.json"
 STOCK, NATIVE = "ort-cpu", "ort-cpu-native"
 OPTIMIZERS = {"gpt": "adamw", "cnn": "sgd(momentum=0.9)"}  # plain SGD for others
-SECONDS, FEWEST, MOST = 0.2, 5, 200  # the time for each pair, and the numbers of runs
-LEAST_TIME = 20e-6  # seconds: faster nodes are dominated by the call itself
+SECONDS, FEWEST, MOST = 0.15, 7, 300  # the time of a session, and the numbers of runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help=f"by default {', '.join(WORKLOADS)}")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help=f"merge the results into {FILE.name}")
+    parser.add_argument("--all", action="store_true", help="time native forms that are not used for these sizes, too")
+    parser.add_argument("--save", action="store_true", help=f"merge the results into {MEASURED.name}")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.workloads) - set(ALL)):
         parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(ALL)}")
@@ -56,8 +56,13 @@ def main() -> None:
     rows = []
     for name in arguments.workloads or WORKLOADS:
         for node, form in native_nodes(step_of(name), seen):
-            rows.append(row := timed(node, form, arguments.threads))
-            print(f"{name:12} {row['ratio']:6.2f} {'used' if row['used'] else '-':5} {form.name} {row['call']}", flush=True)
+            if not (arguments.all or form.when(Call.of(Builder(), node))):
+                continue
+            rows.append(row := {"workload": name, **timed(node, form, arguments.threads)})
+            print(
+                f"{name:12} {row['ratio']:6.2f} {'used' if row['used'] else '-':5} {form.name} {row['sizes']}",
+                flush=True,
+            )
     if arguments.save:
         save(rows, arguments.threads)
 
@@ -95,8 +100,7 @@ def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
     lower(models[NATIVE], BACKENDS[NATIVE], choice_of(form, key_of(node)))
     runs = {name: runner(model, name, threads) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    end = time.perf_counter() + 2 * SECONDS
-    while len(times[NATIVE]) < MOST and (time.perf_counter() < end or len(times[NATIVE]) < FEWEST):
+    while (count := len(times[NATIVE])) < FEWEST or (count < MOST and sum(times[STOCK]) < SECONDS):
         for name, run in runs.items():
             start = clock()
             run()
@@ -109,7 +113,6 @@ def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
         "domain": node.domain,
         "sizes": sizes,
         "attributes": {k: v for k, v in call.attrs.items() if not isinstance(v, ir.Graph)},
-        "call": call.key,
         "stock": round(stock * 1e3, 4),
         "native": round(native * 1e3, 4),
         "ratio": round(native / stock, 3),
@@ -133,14 +136,14 @@ def runner(model: ir.Model, backend: str, threads: int) -> Callable[[], None]:
 def save(rows: list[dict[str, Any]], threads: int) -> None:
     """Write rows to the file, in place of earlier ones of the same level, threads, form and call."""
     where = {"level": levels_in_use()[-1], "threads": threads, "processor": processor(), "onnxruntime": ort.__version__}
-    earlier = json.loads(FILE.read_text()) if FILE.exists() else []
+    earlier = json.loads(MEASURED.read_text()) if MEASURED.exists() else []
     merged = {_key(row): row for row in [*earlier, *({**where, **row} for row in rows)]}
     lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
-    FILE.write_text(f"[\n{lines}\n]\n")
+    MEASURED.write_text(f"[\n{lines}\n]\n")
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in ("level", "threads", "form", "call"))
+    return tuple(str(row[name]) for name in ("level", "threads", "workload", "form", "sizes", "attributes"))
 
 
 if __name__ == "__main__":

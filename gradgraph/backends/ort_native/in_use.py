@@ -20,6 +20,7 @@ from gradgraph.machine.hardware import instructions, levels_in_use
 
 VARIABLE = "GRADGRAPH_NATIVE_KERNELS"
 OFF, REQUIRED = "0", "1"
+UNTIMED = ("arm64",)  # levels of packaged libraries that were only tested for correctness
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def found() -> Found:
     library = kernels.here()
     if not library.is_built:
         return Found(library, _why_there_is_none())
+    if library.came_with_package and (level := level_of(library)) in UNTIMED:
+        return Found(library, f"their speed on {level} was never measured; run `gradgraph native build` to use them")
     seen = library.path.stat()
     return Found(library, _why_it_does_not_load(library, seen.st_mtime_ns, seen.st_size))
 

@@ -6,8 +6,9 @@ The kernels process a map while it is in the cache, so that neighbouring operati
    written;
 2. both gradients are computed at once, and read dy once.
 
-Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: MobileNetV2's depthwise layers. At lower
-levels the kernels are slower than onnxruntime's and not used (``native_table.LEAST_LEVEL``).
+Measured with onnxruntime 1.31, float32: MobileNetV2's depthwise layers on an Intel Xeon (AVX512); those of MobileNetV2,
+MobileNetV3, EfficientNet and ConvNeXt on an AMD EPYC (AVX2). They are not used on other processors
+(``native_table.LEAST_LEVEL``).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,16 @@ def test_a_checkpoint_from_before_says_nothing_of_them(
 def test_the_tests_find_them_where_a_user_s_would_be() -> None:
     """So that trainers of all tests use them, where there is a compiler."""
     assert native.here().came_with_package or native.here().path.is_relative_to(CACHE) or in_use.found().why_not
+
+
+@pytest.mark.usefixtures("library")
+def test_packaged_kernels_that_were_never_timed_are_not_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_use, "UNTIMED", (in_use.level_of(native.here()),))
+    if native.here().came_with_package:
+        assert not in_use.by_default() and "was never measured" in in_use.status()
+    monkeypatch.setenv(in_use.VARIABLE, in_use.REQUIRED)
+    assert in_use.by_default()
+    monkeypatch.delenv(in_use.VARIABLE)
+    own = replace(native.here(), came_with_package=False)
+    monkeypatch.setattr(in_use.kernels, "here", lambda: own)
+    assert "never measured" not in in_use.found().why_not
