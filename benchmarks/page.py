@@ -31,8 +31,8 @@ below, one per machine, newest run first.
 [performance.json](performance.json); do not edit.
 """
 
-RATIOS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** means faster, or less memory. The *floor* is the
-least time that onnxruntime's kernels need for the step ([definition](#how-it-is-measured)).
+RATIOS = """Ratios to PyTorch use the faster of eager and compiled. **Bold** means faster, or less memory. The
+*floor* is the least time that onnxruntime's kernels need for the step ([definition](#how-it-is-measured)).
 """
 
 OVER_TORCH = """Step time divided by that of PyTorch (eager or compiled, whichever is faster), and peak memory divided

@@ -13,7 +13,7 @@ import gradgraph.backends.ort_native.native_lowering  # noqa: F401  (fills the t
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_native.native_table import FORMS, MEASURED
 from gradgraph.graph.builder import Builder
-from gradgraph.graph.signatures import attributes_without_schema
+from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.machine.hardware import levels_in_use
 
 # kernels that fuse with each other, so that they are used together or not at all
