@@ -259,3 +259,12 @@ def test_windows_that_fit_are_let_be(pads: list[int], auto_pad: str) -> None:
         size = 2
     conv = model([node("Conv", "x w", **padding)], {"w": ones(1, 1, 6)}, [("x", FLOAT, [1, 1, size])])
     normalise(conv)
+
+
+def test_absent_outputs_share_no_shape() -> None:
+    """Absent outputs have no name, so the rank of one (Y_h: 3) must not become that of another (Y: 4)."""
+    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["", "", "y"], hidden_size=2)
+    weights = {"w": ones(1, 8, 3), "r": ones(1, 8, 2)}
+    found = normalise(model([lstm], weights, [("x", FLOAT, [5, 1, 3])], ("y", FLOAT, [1, 1, 2])))
+    (layer,) = [n for n in found.graph if n.op_type == "LSTM"]
+    assert [None if v.shape is None else len(v.shape) for v in layer.outputs] in ([4, 3, 3], [None, None, 3])

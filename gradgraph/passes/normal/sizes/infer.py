@@ -95,8 +95,8 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         value.shape = None
     try:
         Rules(model).infer_model(model)
-        found = ((v.name or "", shapes.recorded_shape(v)) for v in values_of(model))
-        derived = {name: shape for name, shape in found if shape is not None}
+        found = ((v.name, shapes.recorded_shape(v)) for v in values_of(model))
+        derived = {name: shape for name, shape in found if name and shape is not None}  # absent outputs have no name
     finally:
         for value, shape in before.items():
             value.shape = shape
