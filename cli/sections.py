@@ -30,7 +30,7 @@ def section_of(parameter: click.Parameter) -> str | None:
     if isinstance(parameter, click.Argument):
         return "model"
     if not isinstance(parameter, Option) or parameter.shell.section not in SECTIONS:
-        raise TypeError(f"{parameter.name} has no section of recipes; declare it with a Shell")
+        raise TypeError(f"{parameter.name} belongs to no section of a recipe; declare it with a Shell")
     return parameter.shell.section
 
 

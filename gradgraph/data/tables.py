@@ -595,7 +595,7 @@ def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
     """Whether a target's values are class labels, according to its spec or the known classes.
 
-    Text with exactly two different values also counts as labels for a target of numbers.
+    For a numeric target, text with exactly two different values also counts as labels.
     """
     if takes_labels(spec) or (classes is not None and classes.names):
         return True

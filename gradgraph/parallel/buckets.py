@@ -54,7 +54,7 @@ class Bucket:
 
 
 class Buckets:
-    """The message of a step.
+    """The arrays that ranks exchange in each step: gradients, running statistics and counts.
 
     Args:
         step: a step with its two halves, gradient.onnx and apply.onnx.

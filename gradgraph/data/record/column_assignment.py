@@ -84,8 +84,10 @@ def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
         is_called = all(len(own) == 1 for own in by_name.values())
         of = by_name if is_called else {t.name: [c] for t, c in zip(targets, columns, strict=True)}
     else:
-        raise DataError(f"{listed(columns)} are target columns, but the step has the targets "
-                        f"{listed([t.name for t in targets])}; build it with one for each, or for all")  # fmt: skip
+        raise DataError(
+            f"{listed(columns)} are target columns, but the step has the targets "
+            f"{listed([t.name for t in targets])}; build it with one target per column, or a single target"
+        )
     labels = {target.name for target in targets if target.ignore_index is not None}
     classes = {name: plan.targets[own[0]].classes for name, own in of.items() if name in labels and len(own) == 1}
     return DataNames(of, {name: own for name, own in classes.items() if own})

@@ -36,7 +36,7 @@ def _wide(conv: Layer) -> bool:
 
 
 def _wide_and_narrow(conv: Layer) -> bool:
-    """Return whether the map is wide, and a Scan over images should copy dy rather than x for the vertical taps."""
+    """Return whether there are many windows, and a Scan over images should copy dy rather than x for vertical taps."""
     narrow = conv.m <= MOST_CHANNELS_COPIED <= conv.taps * conv.c // 4
     return _wide(conv) and (narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT)))
 
