@@ -15,6 +15,7 @@ from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.opener import Opener
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.shaped import Sizes
+from gradgraph.runtime.execution.step_data import StepData
 from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.features.split import Split
 
@@ -30,7 +31,8 @@ class HeadSession(StepSession):
 
     def __init__(self, whole: StepSession, split: Split, sizes: Sizes) -> None:
         super().__init__(split.head, whole.placement, whole.options, whole.progress, whole.check_loss)
-        self.state, self.turns = whole.state, whole.turns
+        self.state, self.turns, self.team = whole.state, whole.turns, whole.team
+        self.data = StepData(split.head, lambda: self.progress, False, whole.team.ranks)
         self.split, self.sizes, self.whole = split, sizes, whole
         self.opener: HeadOpener = HeadOpener(whole, split, sizes)
 
@@ -93,6 +95,8 @@ class HeadOpener(Opener):
         return opener.lowered_to_compute(split.evaluated) if sizes is None else opener.lowered(split.trained, sizes)
 
     def lowered(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
+        if model is not self._split.head.trains[""]:  # a half of the step, on several ranks
+            return super().lowered(model, sizes)
         every = {**self._sizes, **sizes} if sizes else {}
         return self._cut(model, every) or super().lowered(model, sizes)
 
@@ -100,7 +104,7 @@ class HeadOpener(Opener):
         return self._cut(model, None) or super().lowered_to_compute(model)
 
     def _cut(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto | None:
-        """Return the head, cut out of the lowered whole step; None if lowering merged nodes across the cut."""
+        """Return the head cut out of the lowered whole; None if lowering merged nodes across the cut."""
         ready = self._cut_out.pop(_key(sizes), None)
         return self._split.after(self._lowered_whole(sizes), model) if ready is None else ready
 

@@ -86,8 +86,10 @@ def keep_features(
 
 
 def _kept(whole: StepSession, source: Source, validation: Source | None, folder: Path | None) -> Kept:
-    if whole.team.ranks > 1:
-        raise BuildError("keep_features supports a single process only; train in one process, or without keep_features")
+    if getattr(whole.team, "joint_norms", None) is not None:
+        raise BuildError("features cannot be kept with sync_batch_norm; train without one of them")
+    if not whole.team.is_first:
+        folder = None  # each rank keeps all samples; only rank 0 writes next to the checkpoint
     if whole.manifest.steps:
         raise BuildError(f"keep_features supports a single step only, but there are {listed(whole.manifest.steps)}")
     lasting = _lasting(source, "training")
@@ -163,7 +165,8 @@ class _FrozenLayers:
                 given[name] = source.arrays[name]
             else:
                 kept[name] = Row(first[name].shape[1:], first[name].dtype.name)
-        store = KeptRows(kept, source.rows or 0, folder and folder / self._what)
+        ranks = self._head.team.ranks
+        store = KeptRows(kept, source.rows or 0, folder and folder / self._what, ranks)
         digest = self._digest(source) if store.folder is not None and folder is not None else ""
         found, told = store.found(digest), f"{counted(store.count, 'sample')} of the {self._what} data, {store}"
         if found is None:
@@ -231,14 +234,10 @@ class _FrozenLayers:
         """
         rows, order = source.rows or 0, source.order
         rest = rows % order.batch_size
-        if (
-            not rest
-            or rest == rows
-            or order.drop_last
-            or self._is_padded(source)
-            or not self._head.whole.part.has_sizes
-        ):
+        varies = self._head.whole.part.has_sizes and not self._is_padded(source)
+        if not rest or rest == rows or order.drop_last or not varies:
             return None
+        rest = order.size_of(rest)  # of this process
         last = LastBatch(self._head, source, in_memory)
         found = last(np.arange(rest))
         return None if all(np.array_equal(found[name], arrays[name][:rest]) for name in found) else last

@@ -64,6 +64,7 @@ class KeptRows:
         count: the number of samples.
         folder: the folder for files if the rows take more than ``SHARE`` of the free memory; None for a temporary
             folder.
+        processes: the number of processes that keep as much.
 
     Attributes:
         nbytes: size in bytes.
@@ -71,11 +72,11 @@ class KeptRows:
         folder: the folder of the files; None in memory.
     """
 
-    def __init__(self, rows: Mapping[str, Row], count: int, folder: Path | None) -> None:
+    def __init__(self, rows: Mapping[str, Row], count: int, folder: Path | None, processes: int = 1) -> None:
         self.rows, self.count = dict(rows), count
         self.nbytes = count * sum(row.nbytes for row in rows.values())
         free = free_memory()
-        self.in_memory = free is None or self.nbytes <= SHARE * free
+        self.in_memory = free is None or self.nbytes * processes <= SHARE * free
         self._temporary = None if self.in_memory or folder is not None else Folder()
         self.folder = None if self.in_memory else self._temporary.path if self._temporary else folder
 
