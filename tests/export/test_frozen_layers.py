@@ -32,7 +32,7 @@ def test_both_parts_are_the_whole(tmp_path: Path) -> None:
     head = export.save_split(step, tmp_path / "parts")
     assert [s.name for s in head.manifest.inputs] == ["r"]
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["README.md", "features.onnx", "step"]
-    (features,) = ort.InferenceSession(tmp_path / "parts" / "features.onnx").run(None, {"x": X})
+    features = np.asarray(ort.InferenceSession(tmp_path / "parts" / "features.onnx").run(None, {"x": X})[0])
     whole = losses(step, {"x": X, "target": TARGET})
     assert losses(tmp_path / "parts" / "step", {"r": features, "target": TARGET}) == pytest.approx(whole, rel=1e-6)
     assert "`r`: float32 [samples, 8]" in (tmp_path / "parts" / "README.md").read_text()
