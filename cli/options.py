@@ -116,7 +116,7 @@ def options_of(kind: type[DataclassInstance]) -> Callable[[F], F]:
 
 
 def _checked_option(shell: Shell, option: FieldOption, default: Any) -> Callable[[F], F]:
-    """Return a decorator that adds an option; a value of another kind raises ArgumentError with its flag."""
+    """Return a decorator that adds an option; a value of the wrong type raises ArgumentError, which names the flag."""
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         option.check(parameter.opts[0], value)

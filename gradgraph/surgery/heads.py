@@ -142,7 +142,7 @@ def _find(output: ir.Value) -> _Head:
             continue
         if node.op_type in _LINEAR and node.domain in DOMAINS:
             return _Head(_layer(node, output), added, behind)
-        summand, other = _withstored(node)
+        summand, other = _with_stored(node)
         source: ir.Value | None
         if summand is not None and added is None and _count(other) > 1 and node.op_type == "Add":
             added, source = node, summand
@@ -171,7 +171,7 @@ def _cut_before(end: ir.Node) -> Remedies:
         if node.op_type in _LINEAR and node.domain in DOMAINS and layer_at(node) is not None:
             users = node.outputs[0].consumers()
             added = users[0] if len(users) == 1 and users[0].op_type == "Add" else None
-            biased = added is not None and _withstored(added)[0] is node.outputs[0]
+            biased = added is not None and _with_stored(added)[0] is node.outputs[0]
             name = shown((added if biased and added is not None else node).outputs[0].name)
             return {
                 "remedy": f"cut the model at the linear layer before it: gg.surgery.cut(model, outputs='{name}')",
@@ -197,7 +197,7 @@ def _called(node: ir.Node) -> str:
     return f"{node.op_type} '{shown(node.name)}'" if node.name else node.op_type
 
 
-def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
+def _with_stored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
     """Return the computed and the stored operand of an Add, Sub, Mul or Div, or (None, None) if neither is stored."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):

@@ -176,7 +176,7 @@ def _replace_gradients(
 
 
 def _fold_scale(editor: Editor, found: _Normalized) -> None:
-    """Apply the factor a of v's cotangent a·u to W, for dx, and to dW, instead of u (module docstring)."""
+    """Scale W (for dx) and dW by the factor a of v's cotangent a·u, instead of u (see the module docstring)."""
     op, gradient = editor.op, found.gradient
     op.scope = gradient.name or ""
     x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)

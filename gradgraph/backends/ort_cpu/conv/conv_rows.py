@@ -153,7 +153,7 @@ def _images_a_turn(conv: Layer, plan: _Plan) -> int:
 
 
 def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """Convert [images, filters, *size] in NCHWc to the kernel; columns outside read a block of zeros at the end."""
+    """Convert [images, filters, *size] in NCHWc to the kernel's layout; columns outside read a final block of zeros."""
     block, (high, wide) = nchwc_block(), plan.size
     blocks = op.Reshape(v, [-1, block])
     zeros = op.const(np.zeros((1, block), np.float32))
@@ -166,7 +166,7 @@ def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
 
 def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """Convert [images, channels, rows, width] to the image; if in NCHWc, b x b squares are transposed first."""
+    """Convert [images, channels, rows, width] to the image's layout; NCHWc blocks of b x b are transposed first."""
     block, rows = nchwc_block(), v.dim(2)
     assert isinstance(rows, int)
     blocked = plan.channels % block == 0

@@ -217,20 +217,20 @@ def pad(node: ir.Node) -> str | None:
 
 @until(19, "Pad")
 def pad_around(node: ir.Node) -> str | None:
-    """Return why mode "wrap" is rejected, which opset 19 introduced; else None."""
+    """Return an error message for mode "wrap", which opset 19 introduced; else None."""
     return "has mode=wrap, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
 
 
 @until(19, "Resize")
 def resize(node: ir.Node) -> str | None:
-    """Return why half_pixel_symmetric is rejected, which opset 19 introduced; else None."""
+    """Return an error message for half_pixel_symmetric, which opset 19 introduced; else None."""
     mode = attributes(node).get("coordinate_transformation_mode")
     return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
 
 
 @until(18, "ScatterElements", "ScatterND")
 def scatter(node: ir.Node) -> str | None:
-    """Return why the reductions "max" and "min" are rejected, which opset 18 introduced; else None."""
+    """Return an error message for the reductions "max" and "min", which opset 18 introduced; else None."""
     how = attributes(node).get("reduction")
     return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
 
