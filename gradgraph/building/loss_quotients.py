@@ -278,7 +278,7 @@ class _Reading:
         return count, factors, False
 
     def _within_divisor(self, op_type: str, inputs: Sequence[ir.Value]) -> ir.Value | None:
-        """Return the input that a node of a divisor changes only by a constant factor, or near zero; None if none."""
+        """Return the input that a divisor's node only scales by a constant or changes near zero; None if none."""
         if op_type in _SAME:
             return inputs[0]
         if op_type == "Where":

@@ -66,7 +66,7 @@ KINDS: dict[str, Kind] = {
     "count": whole(1), "path": PATH, "batch size": _SIZE, "paths": _PATHS, "columns": NAMES,
     **dict.fromkeys(TABLES, instance(Mapping, "a dict")),
 }  # fmt: skip
-"The kind of value in Python of an option whose argument is of a kind of ``Takes``."
+"The type of an option's Python value, by the kind of its command-line argument (see ``Takes``)."
 _KEY = "gradgraph.option"
 _WIDTH = 120 - len("    ")  # characters in a line of a docstring
 
@@ -174,7 +174,8 @@ def spelled(
     Args:
         help: its description.
         section, takes, shell: as for :class:`Shell`.
-        kind: the kind of its value in Python; by default its choices or that of ``takes``, or None if ``default`` is.
+        kind: the type of its Python value; by default one of its choices or the type for ``takes``. None is also
+            valid if it is the default.
         default: its default; a dict is copied.
         shows: whether the help shows the default.
         in_shell: its help text on the command line, if it differs.

@@ -281,7 +281,7 @@ class _Independence:
         return all(i in steering for i, x in enumerate(node.inputs) if x is not None and self.sizes.get(x))
 
     def _of_sizes(self, node: ir.Node, has_others: bool) -> None:
-        """Record sizes computed from sizes."""
+        """Record which sizes computed by ``node`` from other sizes depend on the number of samples."""
         if has_others or node.domain or not (is_elementwise(node) or node.op_type in _OF_SIZES):
             raise Mixed("computes with the number of samples")
         x, chosen = node.inputs[0], None

@@ -90,7 +90,7 @@ def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
 
 
 def _activation(node: ir.Node) -> list[ir.Attr] | None:
-    """Return the attributes of a convolution that applies ``node``; None if ``node`` is a Clip without known bounds."""
+    """Return the attributes by which a convolution applies activation ``node``; None for a Clip of unknown bounds."""
     named = [ir.AttrString("activation", node.op_type)]
     if node.op_type == "Relu":
         return named
