@@ -75,7 +75,7 @@ Part = tuple[_Plan, Array]
 
 
 def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
-    """Yield (plan, array) for each output of each batch by name, after checking its shape; write ``shapes``."""
+    """Yield (plan, array) for each output of each batch by name; check its shape, and record it in ``shapes``."""
     plans: dict[str, _Plan] = {}
     for rows, found in batches:
         for name, array in found.items():

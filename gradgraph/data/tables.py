@@ -543,7 +543,7 @@ class _Columns(Frame):
 
 
 def _remedies(own: str, is_target: bool) -> Remedies:
-    """Return the remedies for a column that contains more than numbers: ``own``, and preprocessing of an input."""
+    """Return the remedies for a column with values that are not numbers: ``own`` and, for an input, preprocessing."""
     plan = "gradgraph.preprocess.fit(frame, target='…')"
     python, shell = f"trainer.names = gradgraph.DataNames(preprocess={plan})", "add --preprocess auto"
     return {"remedy": own if is_target else f"{own}; or {python}", "shell": own if is_target else f"{own}; or {shell}"}

@@ -162,7 +162,8 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
 
 
 def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Write large weights to a file in ``folder``, which deletes it later; evaluate all weights computed on access.
+    """Write large weights to a file in ``folder``, which deletes it later; evaluate weights that are computed on
+    access.
 
     Weights stored in another file are written, too, since a session maps files of one folder only. Weights stay in
     memory if they are small in total, or if the disk is full.
