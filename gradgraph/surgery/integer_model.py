@@ -162,11 +162,10 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
 
 
 def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Write large weights to a file in ``folder``, which deletes it later; evaluate weights that are computed on
-    access.
+    """Write large weights to a file in ``folder``, and evaluate weights that are computed on access.
 
     Weights stored in another file are written, too, since a session maps files of one folder only. Weights stay in
-    memory if they are small in total, or if the disk is full.
+    memory if they are small in total, or if the disk is full. ``folder`` deletes the file later.
     """
     large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
     if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:
