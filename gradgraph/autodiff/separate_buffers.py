@@ -21,9 +21,9 @@ _NAME = re.compile(rf"(.*)\.{AGAIN}\d+")
 
 
 def separate_buffers(model: ir.Model) -> ir.Model:
-    """Rename the first size of recomputed tensors and their dependents, in place.
+    """Rename the first size of recomputed tensors, and of the gradients computed from them, in place.
 
-    Shapes must not be inferred afterwards.
+    Shapes must not be inferred afterwards, as this would undo the names.
     """
     turns: dict[ir.Value, int] = {}
     part: dict[ir.Value, int] = {}

@@ -95,7 +95,7 @@ def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
 
 
 def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
-    """Yield groups: nodes of one stage are joined by union-find if they use the same tensor of their shape."""
+    """Yield groups of nodes: nodes of one stage that use the same tensor of their shape are in one group."""
     stage = stages(graph, lambda before, node: before in shapes and shapes[before] != shapes.get(node))
     near: dict[object, object] = {}  # the parent, in the forest of groups, of each node and of each tensor in a stage
 
