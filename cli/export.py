@@ -137,7 +137,7 @@ class _Export:
 
     @property
     def kind(self) -> str:
-        """The key of what is written in ``_KINDS``."""
+        """The key in ``_KINDS`` of the kind of file to write."""
         if self.ort or self.as_c:
             return "c" if self.as_c else "folder"
         return self.out.suffix if self.out.suffix in _KINDS else ".onnx"
