@@ -153,7 +153,7 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Replace the symbolic sizes of ``value`` with the network's, from ``sizes``; add an unused name for others."""
+    """Rename the symbolic sizes of ``value`` to those of the network, by ``sizes``; add a new name for others."""
     if value.shape is None:
         return
     dims: list[int | str | None] = []

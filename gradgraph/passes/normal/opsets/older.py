@@ -112,7 +112,7 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
 
 
 def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
-    """Convert ``node`` to its older form, in place; return why if that is impossible, else None."""
+    """Convert ``node`` to its older form, in place; return an error message if that is impossible, else None."""
     old = signature(node.op_type, opset)
     if old is None:
         return f"needs opset {known_since()[node.op_type]}, but the file is written at {opset}"
@@ -161,7 +161,7 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
-    """Convert the axes input to an attribute; return why if it is computed, or selects no axis, else None."""
+    """Convert the axes input to an attribute; return an error message if it is computed or selects no axis."""
     axes = constant_of(input_at(node, 1))
     if input_at(node, 1) is not None and axes is None:
         return "has computed axes, which only opset 18 can express"
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """Replace num_outputs with the sizes of the parts; return why if the axis has unknown size, else None."""
+    """Replace num_outputs with the sizes of the parts; return an error message if the axis has unknown size."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:
@@ -202,7 +202,7 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
-    """Expand the pads to all axes, as Pad before opset 18 has no axes input; return why if impossible, else None."""
+    """Expand the pads to all axes, as Pad before opset 18 has no axes input; return an error message if impossible."""
     if (given := input_at(node, 3)) is None:
         return None
     pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
@@ -237,7 +237,7 @@ def scatter(node: ir.Node) -> str | None:
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Convert the modes to their older names; return why for inputs without exactly two spatial axes, else None."""
+    """Convert the modes to their older names; return an error message unless inputs have two spatial axes."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
         return "has an input of unknown rank, or without exactly two image axes, which only opset 20 supports"
