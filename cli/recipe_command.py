@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from gradgraph.building.option import TABLES
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
-from gradgraph.cli.sections import Option, by_section, key_of, of_table, section_of
+from gradgraph.cli.sections import Option, by_section, key_of, section_of
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
 from gradgraph.runs.run_recipes import STDIN, Tables, read, tables_of, written
@@ -31,7 +32,8 @@ class RecipeCommand(Command):
                          help="Print the resolved options as a recipe (TOML) and exit.")
         )  # fmt: skip
         self.by_name = {p.name or "" for p in self.params}
-        self.of = {p.name or "": of for p in self.params if (of := of_table(p)) is not None}
+        options = (p for p in self.params if isinstance(p, Option) and p.shell.takes in TABLES)
+        self.of = {p.name or "": p.shell.of for p in options}
 
     def make_parser(self, ctx: click.Context) -> Any:
         """Return a parser that also accepts the opposite of each flag (``--no-force``, ``--shuffle``), to override a

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gradgraph.building.option import TABLES, Shell
+from gradgraph.building.option import Shell
 from gradgraph.cli.choices import Named
 from gradgraph.runs.run_recipes import SECTIONS
 
@@ -37,11 +37,6 @@ def section_of(parameter: click.Parameter) -> str | None:
 def key_of(parameter: click.Parameter) -> str:
     """Return the key of a parameter in its table of a recipe."""
     return parameter.shell.key or parameter.shell.name if isinstance(parameter, Option) else "path"
-
-
-def of_table(parameter: click.Parameter) -> str | None:
-    """Return the option to which the arguments of a parameter belong ("" for none); None if it takes no arguments."""
-    return parameter.shell.of if isinstance(parameter, Option) and parameter.shell.takes in TABLES else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:

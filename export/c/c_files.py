@@ -89,7 +89,7 @@ class _Writer:
             lines.append(f"#define {self.upper}_SAVED_BYTES {unit.state_bytes + HEADER_BYTES}")
         lines += ["", "/* Weights and all other state, then working memory. Do not put it on a small stack. */"]
         lines += ["typedef struct {"]
-        for name, tensor in self._by_alignment():
+        for name, tensor in sorted(self.unit.state.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize):
             comment = "".join(ch if ch.isascii() and (ch.isalnum() or ch in "._-") else "_" for ch in name[:80])
             lines.append(f"    {tensor.c_type} {self.fields[name]}[{max(tensor.size, 1)}]; /* {comment} */")
         lines += [f"    int64_t arena[{max(-(-unit.arena // ALIGNMENT), 1)}];", f"}} {self.name}_t;", ""]
@@ -110,9 +110,6 @@ class _Writer:
             ]
         lines += ["#ifdef __cplusplus", "}", "#endif", "", "#endif", ""]
         return "\n".join(lines)
-
-    def _by_alignment(self) -> list[tuple[str, Tensor]]:
-        return sorted(self.unit.state.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize)
 
     # --- source -------------------------------------------------------------------------------------------
 

@@ -246,9 +246,10 @@ class Run:
         Raises:
             ArgumentError: the recipe cannot be read, or has an unknown key or an invalid value.
         """
-        from gradgraph.runs.run_recipes import read_run
+        from gradgraph.runs import run_recipes
 
-        return read_run(os.fspath(path))
+        recipe = run_recipes.read(os.fspath(path), "train")
+        return run_of(recipe.model, {**recipe.values, **recipe.arguments})
 
     def _check_build(self) -> None:
         known = {*SPELLINGS, *(f.name for f in fields(BuildOptions))} - {"model", "seed", "accumulate"}

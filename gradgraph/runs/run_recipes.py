@@ -14,7 +14,7 @@ from gradgraph.building.option import TABLES, Shell
 from gradgraph.errors import ArgumentError, BuildError, OutputError, shown, suggestion
 from gradgraph.files.untrusted.documents import toml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runs.run_options import OPTIONS, Run, run_of
+from gradgraph.runs.run_options import OPTIONS, Run
 from gradgraph.runs.spelled_build import BUILDING, SPELLINGS, SpelledBuild
 
 SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "output")
@@ -87,12 +87,6 @@ def read(path: str, command: str) -> Recipe:
     if "path" not in tables.get("model", {}) and "start" not in recipe.values:
         raise ArgumentError(f"'{shown(name)}' names no model; write path = \"model.onnx\" in its table [model]")
     return recipe
-
-
-def read_run(path: str) -> Run:
-    """Return the run that a recipe describes; see :meth:`Run.read`."""
-    recipe = read(path, "train")
-    return run_of(recipe.model, {**recipe.values, **recipe.arguments})
 
 
 def _place(shell: Shell) -> tuple[str, str]:

@@ -383,11 +383,10 @@ class Trainer(Exports):
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
     ) -> tuple[Mapping[str, Any], Pattern | None]:
         """Validate and return the hyperparameters and the pattern of steps of a fit."""
-        session = self._session
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
-            return rates_of(given, pattern, session.parts, self.fit), pattern
-        session.part.rates.check_names(given, self.fit)
+            return rates_of(given, pattern, self._session.parts, self.fit), pattern
+        self._session.part.rates.check_names(given, self.fit)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
                 raise ArgumentError(f"{name} is a dict by step, but there is only one step; pass a number")

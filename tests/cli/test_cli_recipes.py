@@ -192,7 +192,7 @@ def test_recipes_know_the_options_of_commands(name: str) -> None:
 def test_an_option_needs_a_section() -> None:
     with pytest.raises(TypeError, match="more belongs to no section of a recipe; declare it with a Shell"):
         section_of(click.Option(["--more"]))
-    with pytest.raises(TypeError, match="more has no section"):
+    with pytest.raises(TypeError, match="more belongs to no section"):
         section_of(Option(["--more"], shell=Shell("unheard of")))  # type: ignore[arg-type]
 
 

@@ -154,7 +154,9 @@ class Opener:
         if found is not None or not openings.is_worth_it(model):
             name = None
         has_all = not any(map(is_external, model.graph.initializer))
-        if tells or (name is not None and (has_all or not self._writes_much(model, packs))):
+        # otherwise the optimized model might contain large constants computed from external weights
+        is_small = has_all or not (self._copies_many(model, packs) and computes_with_weights(model))
+        if tells or (name is not None and is_small):
             session, executed = self._session_and_model(model, tells, packs)
         else:
             session, executed = self._session(model, packs=packs), None
@@ -162,10 +164,6 @@ class Opener:
             is_whole = executed is not None and (has_all or self._is_whole(executed, model))
             openings.keep(name, source, model, executed if is_whole else None)
         return session, executed if tells else None
-
-    def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether a session's optimized model would contain large constants computed from external weights."""
-        return self._copies_many(model, packs) and computes_with_weights(model)
 
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
         """Whether a session copies large external weights, and would thus write them into its optimized model."""

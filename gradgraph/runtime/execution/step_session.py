@@ -8,10 +8,10 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -51,8 +51,6 @@ from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
-
-Bound = TypeVar("Bound", bound=BoundSession)
 
 
 class StepSession:
@@ -98,7 +96,8 @@ class StepSession:
         self.parts = {
             name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()
         }
-        self._bound: dict[tuple[str, bool], Any] = {}  # sessions for evaluation and prediction
+        self._evaluations: dict[bool, BoundSession] = {}  # by whether weights are averaged
+        self._predictions: dict[bool, ComputingSession] = {}
 
     @functools.cached_property
     def state(self) -> State:
@@ -437,15 +436,20 @@ class StepSession:
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
         """Return the session that computes loss and metrics, with averaged weights if ``averaged`` and available."""
-        ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
-        make = functools.partial(BoundSession, self._evaluating, self.state, ports)
-        return self._once("evaluation", averaged, make)
+        averages = self.manifest.averages if averaged else {}
+        if (key := bool(averages)) not in self._evaluations:
+            ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
+            self._evaluations[key] = BoundSession(self._evaluating, self.state, ports, stand_ins=averages)
+        return self._evaluations[key]
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
         """Return the session of the model's outputs; ``averaged`` as for :meth:`evaluation`."""
-        session = self._predicting[0]
-        names = [o.name for o in session.get_outputs()]
-        return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
+        averages = self.manifest.averages if averaged else {}
+        if (key := bool(averages)) not in self._predictions:
+            session = self._predicting[0]
+            names = [o.name for o in session.get_outputs()]
+            self._predictions[key] = ComputingSession(session, self.state, names, averages)
+        return self._predictions[key]
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -456,21 +460,10 @@ class StepSession:
         """Close all sessions to free their memory; they are created again on use."""
         for part in self.parts.values():
             part.close_sessions()
-        self._bound.clear()
+        self._evaluations.clear()
+        self._predictions.clear()
         for name in ("_evaluating", "_predicting"):
             self.__dict__.pop(name, None)
-
-    def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:
-        """Return the session for ``what`` ("evaluation" or "prediction"), created by ``make`` on first use.
-
-        With ``averaged``, it is bound to the averaged weights, if the step has them.
-        """
-        stand_ins = self.manifest.averages if averaged else {}
-        key = what, bool(stand_ins)
-        if key not in self._bound:
-            self._bound[key] = make(stand_ins=stand_ins)
-        bound: Bound = self._bound[key]
-        return bound
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
