@@ -429,7 +429,9 @@ def _einsum(it: _Node) -> Axes:
     equation = it.node.attributes["equation"].as_string().replace(" ", "")
     terms, _, result = equation.partition("->")
     letters = {t[a] for t, a in zip(terms.split(","), it.axes, strict=True) if a is not None and "." not in equation}
-    if len(letters) != 1 or not result or not letters <= set(string.ascii_letters) or not letters <= set(result):
+    others = "".join(t for t, a in zip(terms.split(","), it.axes, strict=True) if a is None)
+    known = set(string.ascii_letters) & set(result) - set(others)
+    if len(letters) != 1 or not letters <= known:
         raise Mixed("combines different samples, or sums over them")
     return [result.index(letters.pop())]
 
@@ -460,7 +462,17 @@ def _concatenated(it: _Node) -> Axes:
     ranks, found = it.rank(0), {a for a in it.axes if a is not None}
     if len(found) != 1 or it.number("axis", 0) % ranks in found:
         raise Mixed("combines different samples")
-    return [found.pop()]
+    axis = found.pop()
+    for x, own in zip(it.node.inputs, it.axes, strict=True):
+        if own is None and x is not None and not _has_equal_rows(x, axis):
+            raise Mixed(f"combines samples with '{shown(x.name)}', whose rows differ,")
+    return [axis]
+
+
+def _has_equal_rows(x: ir.Value, axis: int) -> bool:
+    """Whether a tensor without samples has equal rows along ``axis``, as far as its elements are known."""
+    data = constant_of(x)
+    return data is None or bool((data == data.take([0], axis)).all())
 
 
 def _sliced(it: _Node) -> Axes:

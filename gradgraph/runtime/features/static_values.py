@@ -41,8 +41,8 @@ _STEERED = {
     "Slice": (1, 2, 3, 4),
     "Tile": (1,),
 }
+_REPEATING = frozenset({"Expand", "Tile"})
 _OF_SIZES = frozenset({"Concat", "Gather", "ReduceProd", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
-_ALIKE = frozenset({"Squeeze", "Transpose", "Unsqueeze"})  # they keep equal rows equal
 
 
 @dataclass(frozen=True)
@@ -196,19 +196,29 @@ def _bytes(value: ir.Value) -> int:
 
 
 def _row(value: ir.Value) -> Row | None:
-    """Return the row of a value with one row per sample; None if its sizes are unknown."""
-    if value.shape is None or value.dtype in (None, ir.DataType.STRING) or not is_tensor(value):
+    """Return the row of a value with one row per sample; None if it cannot be kept, or its sizes are unknown."""
+    if value.shape is None or value.dtype is None or not is_tensor(value):
         return None
+    if value.dtype == ir.DataType.STRING or numpy_dtype(dtype_name(int(value.dtype))).kind == "V":
+        return None  # onnxruntime returns no arrays of types that NumPy lacks, such as bfloat16
     sizes = all_sizes(as_dims(value.shape)[1:])
     return None if sizes is None else Row(tuple(sizes), dtype_name(int(value.dtype)))
+
+
+def _size_at(x: ir.Value | None, axis: int, y: ir.Value) -> Dim:
+    """Return the size of ``x``, broadcast to ``y``, along ``axis`` of ``y``; None if it is unknown."""
+    if x is None or x.shape is None or y.shape is None:
+        return None
+    own = axis - len(y.shape) + len(x.shape)
+    return as_dims(x.shape)[own] if own >= 0 else 1
 
 
 class _Independence:
     """One pass over the static nodes, which finds those whose results may depend on other samples.
 
-    For each value that depends on the batch, it records one of: the sample axis (``places``); for an integer vector of
-    sizes, the positions of sizes that depend on the number of samples (``sizes``); or that all rows are equal
-    (``alike``). Sizes that depend on the number of samples may only shape other values.
+    For each value that depends on the batch, it records the sample axis (``places``), or for an integer vector of sizes
+    the positions of sizes that depend on the number of samples (``sizes``). Such sizes may only shape other values. A
+    constant that is repeated for each sample has a sample axis, too.
     """
 
     def __init__(self, graph: ir.Graph, found: StaticValues) -> None:
@@ -217,7 +227,6 @@ class _Independence:
         self.places = dict.fromkeys(inputs, Place(0))
         self.samples = next((str(as_dims(x.shape)[0]) for x in inputs if x.shape is not None), _SAMPLES)
         self.sizes: dict[ir.Value, set[int]] = {}
-        self.alike: set[ir.Value] = set()
         self.depends: set[ir.Value] = set(graph.inputs)
 
     def judge(self) -> None:
@@ -231,7 +240,7 @@ class _Independence:
             try:
                 self._judge(node)
             except Mixed as reason:
-                self.found.mixing[node] = str(reason)
+                self.found.mixing[node] = str(reason).rstrip(",")
 
     def _keep(self, x: ir.Value) -> None:
         """Record that ``x`` can be kept, if it has one row for each sample."""
@@ -247,16 +256,14 @@ class _Independence:
         sizes = [x for x in read if self.sizes.get(x)]
         samples = [x for x in read if x in self.places]
         others = [x for x in read if x in self.depends and x not in self.sizes and x not in self.places]
-        if any(x not in self.alike for x in others):
+        if others:
             raise Mixed("reads values that may depend on other samples")
         if sizes and not self._shapes_only(node):
-            self._of_sizes(node, bool(samples or others))
+            self._of_sizes(node, bool(samples))
         elif samples:
-            self._of_samples(node, bool(others))
-        elif others or sizes:
-            if not (is_elementwise(node) or node.op_type in _ALIKE or (sizes and node.op_type in _STEERED)):
-                raise Mixed("may depend on the number of samples")
-            self.alike.update(node.outputs)
+            self._of_samples(node)
+        elif sizes:
+            self._repeated(node)
         else:  # of sizes that do not depend on the number of samples
             self.sizes.update((y, set()) for y in node.outputs)
 
@@ -269,8 +276,9 @@ class _Independence:
         elif place is not None and node.op_type == "Shape" and x is not None and x.shape is not None:
             start = node.attributes.get_int("start", 0) or 0
             first = max(start + len(x.shape), 0) if start < 0 else start
-            self.sizes[y] = {place.axis - first} if place.axis >= first else set()
-        elif place is not None or x in self.alike:
+            one = ALL if place != Place(place.axis) else {place.axis - first}
+            self.sizes[y] = one if place.axis >= first else set()
+        elif place is not None:
             self.sizes[y] = ALL
         else:
             raise Mixed("reads values that may depend on other samples")
@@ -280,9 +288,33 @@ class _Independence:
         steering = _STEERED.get(node.op_type, ()) if not node.domain else ()
         return all(i in steering for i, x in enumerate(node.inputs) if x is not None and self.sizes.get(x))
 
-    def _of_sizes(self, node: ir.Node, has_others: bool) -> None:
+    def _repeated(self, node: ir.Node) -> None:
+        """Record a constant that is repeated for each sample."""
+        fills = node.op_type == "ConstantOfShape"
+        x, y = None if fills else node.inputs[0], node.outputs[0]
+        axis = self._axis_of_rows(y, node.inputs[0 if fills else 1])
+        if axis is not None and (fills or (node.op_type in _REPEATING and _size_at(x, axis, y) == 1)):
+            self.places[y] = Place(axis)
+            self._keep(y)
+            return
+        raise Mixed("may depend on the number of samples")
+
+    def _axis_of_rows(self, y: ir.Value, sizes: ir.Value | None) -> int | None:
+        """Return the axis of ``y``, made by ``sizes``, whose size is the number of samples; None if it is unknown.
+
+        No other size of ``y`` depends on the number of samples.
+        """
+        dims = as_dims(y.shape) if y.shape is not None else ()
+        positions = self.sizes.get(sizes, ALL) if sizes is not None else ALL
+        if len(positions) == 1 and sizes is not None and sizes.shape is not None:
+            count = as_dims(sizes.shape)[0]
+            return len(dims) - count + min(positions) if isinstance(count, int) and len(dims) >= count else None
+        axes = [i for i, size in enumerate(dims) if not isinstance(size, int)]
+        return axes[0] if len(axes) == 1 and dims[axes[0]] == self.samples else None
+
+    def _of_sizes(self, node: ir.Node, has_samples: bool) -> None:
         """Record which sizes computed by ``node`` from other sizes depend on the number of samples."""
-        if has_others or node.domain or not (is_elementwise(node) or node.op_type in _OF_SIZES):
+        if has_samples or node.domain or not (is_elementwise(node) or node.op_type in _OF_SIZES):
             raise Mixed("computes with the number of samples")
         x, chosen = node.inputs[0], None
         if node.op_type == "Gather" and x is not None:
@@ -294,9 +326,7 @@ class _Independence:
                 positions = {i for i, at in enumerate(flat.tolist()) if at in varying}
         self.sizes.update((y, positions) for y in node.outputs)
 
-    def _of_samples(self, node: ir.Node, reads_alike: bool) -> None:
-        if reads_alike and not is_elementwise(node):
-            raise Mixed("may mix samples")
+    def _of_samples(self, node: ir.Node) -> None:
         if (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits"):
             found = self._of_rows(node)
         else:

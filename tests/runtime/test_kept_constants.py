@@ -1,0 +1,67 @@
+"""Constants beside kept values: repeated for each sample they can be kept, but rows chosen by position cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradgraph as gg
+from gradgraph.runtime.features.static_values import static_values
+from tests.kit.small_models import parsed
+from tests.runtime.test_keep_features import check_same_bits
+
+RNG = np.random.default_rng(7)
+WEIGHTS = {name: RNG.standard_normal(shape).astype(np.float32) * 0.4 for name, shape in
+           {"a": (6, 6), "c": (6, 3), "table": (64, 6), "rows": (4, 6), "wide": (12, 6),
+            "one": (1, 6)}.items()}  # fmt: skip
+HEAD = "h = MatMul(q, a)  y = MatMul(h, c)"
+
+
+def built(graph: str, **options: Any) -> gg.Step:
+    return gg.build(parsed(graph, **WEIGHTS), loss="cross_entropy", optimizer="sgd", train="c", **options)
+
+
+def keepable(step: gg.Step, rows: int) -> set[str | None]:
+    return {x.name for x in static_values(step.train, step.manifest, {"x": (rows, 6)}).rows}
+
+
+@pytest.mark.parametrize("body", [
+    "p = Slice(table, zero, n, zero)  q = Add(x, p)",
+    "r = Concat <axis = 0> (n, one_)  p = Tile(rows, r)  t = Slice(p, zero, n, zero)  q = Add(x, t)",
+    "d = Sub(n, one_)  g = Concat <axis = 0> (zeros, d, zero)  p = Pad(one, g)  q = Add(x, p)",
+    "e = Expand(one, s)  six_n = Concat <axis = 0> (six, n)  f = Reshape(e, six_n)  t = Transpose(f)  q = Add(x, t)",
+])  # fmt: skip
+def test_rows_of_a_constant_chosen_by_position(body: str) -> None:
+    """Row i of the batch adds row i of a constant, so that its sum depends on the order of samples."""
+    step = built(f"""(float[N, 6] x) => (float[N, 3] y)
+        <int64[1] zero = {{0}}, int64[1] one_ = {{1}}, int64[1] six = {{6}}, int64[2] zeros = {{0, 0}}> {{
+        s = Shape(x)  n = Gather(s, zero)  {body}  {HEAD}
+    }}""")  # fmt: skip
+    assert keepable(step, 8) & {"q", "h"} == set()
+    x = RNG.standard_normal((20, 6)).astype(np.float32)
+    check_same_bits(step, {"x": x, "target": RNG.integers(0, 3, 20)}, "auto")
+
+
+@pytest.mark.parametrize("body", ["Concat <axis = 1> (x, rows)  h = MatMul(q, wide)",
+                                  'Einsum <equation = "bi,bi->bi"> (x, rows)  h = MatMul(q, a)'])  # fmt: skip
+def test_rows_of_a_constant_for_a_fixed_batch(body: str) -> None:
+    step = built(f"(float[4, 6] x) => (float[4, 3] y) {{ q = {body}  y = MatMul(h, c) }}")
+    assert keepable(step, 4) == {"x"}
+
+
+@pytest.mark.parametrize("body", ["p = Expand(one, s)", "p = ConstantOfShape(s)",
+                                  "r = Concat <axis = 0> (n, one_)  p = Tile(one, r)"])  # fmt: skip
+def test_a_constant_repeated_for_each_sample(body: str) -> None:
+    step = built(f"""(float[N, 6] x) => (float[N, 3] y) <int64[1] zero = {{0}}, int64[1] one_ = {{1}}> {{
+        s = Shape(x)  n = Gather(s, zero)  {body}  j = Concat <axis = 1> (p, x)  q = MatMul(j, wide)  {HEAD}
+    }}""")
+    assert "h" in keepable(step, 8)
+    check_same_bits(step, {"x": RNG.standard_normal((20, 6)).astype(np.float32), "target": RNG.integers(0, 3, 20)})
+
+
+def test_types_that_numpy_lacks_are_not_kept() -> None:
+    step = built(f"(float[N, 6] x) => (float[N, 3] y) {{ q = Tanh(x)  {HEAD} }}", precision="bfloat16")
+    x = RNG.standard_normal((20, 6)).astype(np.float32)
+    check_same_bits(step, {"x": x, "target": RNG.integers(0, 3, 20)}, "auto")
