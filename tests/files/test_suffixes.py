@@ -25,6 +25,7 @@ MODEL = mlp()
 SCALAR = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
     g (float[N, 4] x) => (float loss) { s = Mul(x, x) loss = ReduceSum<keepdims=0>(s) }""")
 STEP = gg.build(MODEL)
+HEAD = gg.build(MODEL, train=gg.build(MODEL).manifest.trainable[-1:])
 ADAPTED = gg.lora(MODEL, "*", rank=2)
 
 
@@ -67,6 +68,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "export.save_mistakes(path)": (mistakes, (".html",)),
     "export.save_required_operators(path)": (lambda path: export.save_required_operators(MODEL, path), (".config",)),
     "export.save_ort(folder)": (lambda path: export.save_ort(STEP, path), ()),
+    "export.save_split(folder)": (lambda path: export.save_split(HEAD, path), ()),
     "export.c(folder)": (lambda path: export.c(STEP, path, sizes={"N": 2}), ()),
     "FlatWeights.save(path)": (lambda path: export.flat_weights(STEP).save(path), (".bin",)),
     "gg.finetune(out)": (tuned, ()),
