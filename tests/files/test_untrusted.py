@@ -404,7 +404,7 @@ def test_a_hostile_file_beside_a_model_is_told_and_not_used(
     model = of_pictures(tmp_path)
     made(tmp_path / PREPROCESSOR, content)
     with bounded(), caplog.at_level(logging.WARNING, "gradgraph"):
-        assert not gg.build(model).manifest.data.images
+        assert not gg.build(model, loss="mse").manifest.data.images
     said = [m for m in caplog.messages if PREPROCESSOR in m]
     assert len(said) == (content != "nothing")
     assert all(m.isprintable() and len(m) <= LONGEST_MESSAGE for m in said)
