@@ -1,7 +1,7 @@
 """Times each native kernel against onnxruntime's, on the nodes of the benchmarks' training steps.
 
     python -m benchmarks.kernels                          print ratios for all small networks
-    python -m benchmarks.kernels mobilenetv2 gpt --save   and merge them into measured.json beside the kernels
+    python -m benchmarks.kernels mobilenetv2 gpt --save   and merge them into docs/how-it-works/native.json
 
 Only the forms that a Trainer would use are timed, with ``--all`` also the others. A node is timed by itself, in two
 sessions that take turns: with the native kernel, and in the form used without native kernels. With one thread, the
@@ -23,11 +23,11 @@ import onnxruntime as ort
 
 import gradgraph as gg
 from benchmarks import networks
+from benchmarks.results import DOCS
 from benchmarks.workloads import ALL, WORKLOADS
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import lower, opened
 from gradgraph.backends.forms import Call, Form
-from gradgraph.backends.ort_native.native_table import MEASURED
 from gradgraph.files.models import to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.graph.builder import Builder
@@ -38,6 +38,7 @@ from gradgraph.rules.registry import key_of
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.execution.tuner import can_stand_alone, choice_of, model_of_node, serves
 
+MEASURED = DOCS / "native.json"
 STOCK, NATIVE = "ort-cpu", "ort-cpu-native"
 OPTIMIZERS = {"gpt": "adamw", "cnn": "sgd(momentum=0.9)"}  # plain SGD for others
 SECONDS, FEWEST, MOST = 0.15, 7, 300  # the time of a session, and the numbers of runs

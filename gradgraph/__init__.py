@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from gradgraph.passes.autocast import Precision
     from gradgraph.reduction.reduced import reduce
     from gradgraph.runs.run_options import Run
+    from gradgraph.runs.run_recipes import read_run
     from gradgraph.runs.training import train
     from gradgraph.runtime.execution.memory import memory
     from gradgraph.runtime.execution.session import RuntimeOptions
@@ -113,6 +114,7 @@ _HOMES = {
     "per_sample_gradients": "transforms",
     "qat": "surgery.quantised_training",
     "quantize": "surgery.integer_model",
+    "read_run": "runs.run_recipes",
     "reduce": "reduction.reduced",
     "shards": "data.shards.shards",
     "train": "runs.training",
@@ -179,6 +181,7 @@ __all__ = [
     "preprocess",
     "qat",
     "quantize",
+    "read_run",
     "reduce",
     "shards",
     "sound",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, fields
 from pathlib import Path
@@ -236,20 +235,6 @@ class Run:
         check_options(self)
         self._check_build()
         self._check_combinations()
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Run:
-        """Read the run that a recipe describes, such as the ``recipe.toml`` of a run folder.
-
-        Paths in the recipe are relative to its folder.
-
-        Raises:
-            ArgumentError: the recipe cannot be read, or has an unknown key or an invalid value.
-        """
-        from gradgraph.runs import run_recipes
-
-        recipe = run_recipes.read(os.fspath(path), "train")
-        return run_of(recipe.model, {**recipe.values, **recipe.arguments})
 
     def _check_build(self) -> None:
         known = {*SPELLINGS, *(f.name for f in fields(BuildOptions))} - {"model", "seed", "accumulate"}

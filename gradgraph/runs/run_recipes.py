@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from gradgraph.building.option import TABLES, Shell
 from gradgraph.errors import ArgumentError, BuildError, OutputError, shown, suggestion
 from gradgraph.files.untrusted.documents import toml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
-from gradgraph.runs.run_options import OPTIONS, Run
+from gradgraph.runs.run_options import OPTIONS, Run, run_of
 from gradgraph.runs.spelled_build import BUILDING, SPELLINGS, SpelledBuild
 
 SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "output")
@@ -87,6 +88,18 @@ def read(path: str, command: str) -> Recipe:
     if "path" not in tables.get("model", {}) and "start" not in recipe.values:
         raise ArgumentError(f"'{shown(name)}' names no model; write path = \"model.onnx\" in its table [model]")
     return recipe
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Read the run that a recipe describes, such as the ``recipe.toml`` of a run folder.
+
+    Paths in the recipe are relative to its folder.
+
+    Raises:
+        ArgumentError: the recipe cannot be read, or has an unknown key or an invalid value.
+    """
+    recipe = read(os.fspath(path), "train")
+    return run_of(recipe.model, {**recipe.values, **recipe.arguments})
 
 
 def _place(shell: Shell) -> tuple[str, str]:

@@ -52,6 +52,7 @@ HAND_ON = {
     "gradgraph/passes/normal/validating/consistent.py",
     "gradgraph/runtime/saved/checkpoint.py",
     "gradgraph/runtime/execution/session.py",
+    "gradgraph/runtime/features/head.py",
 }
 PAGE = ROOT / "docs" / "how-to" / "troubleshoot.md"
 

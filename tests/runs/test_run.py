@@ -158,7 +158,7 @@ def test_nobody_declares_an_option_of_a_run_again() -> None:
 READ = """
 import sys
 import gradgraph as gg
-run = gg.Run.read("recipe.toml")
+run = gg.read_run("recipe.toml")
 gg.train(run, progress=False)
 assert "click" not in sys.modules
 """
@@ -177,9 +177,9 @@ def test_a_recipe_is_read_without_the_command_line(folder: Path) -> None:
     Path("recipe.toml").write_text(recipe.replace("force = false", "force = true"))
     with command.make_context("train", ["recipe.toml"]) as ctx:
         given = {name: value for name, value in ctx.params.items() if name != "as_json"}
-        assert _run_of(ctx, given) == gg.Run.read("recipe.toml")
+        assert _run_of(ctx, given) == gg.read_run("recipe.toml")
     ran = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     with pytest.raises(ArgumentError, match="there is no key 'epoch' in the table"):
         Path("recipe.toml").write_text(recipe.replace("epochs =", "epoch ="))
-        gg.Run.read("recipe.toml")
+        gg.read_run("recipe.toml")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gradgraph.backends.forms import Forms
 from gradgraph.machine.hardware import levels_in_use
 
 FORMS = Forms()
-MEASURED = Path(__file__).parent / "measured.json"  # written by ``python -m benchmarks.kernels --save``
 form = FORMS.add
 
 # The lowest level of processors (``gradgraph.machine.hardware.LEVELS``) at which kernels of a family were measured to
