@@ -65,3 +65,13 @@ def test_types_that_numpy_lacks_are_not_kept() -> None:
     step = built(f"(float[N, 6] x) => (float[N, 3] y) {{ q = Tanh(x)  {HEAD} }}", precision="bfloat16")
     x = RNG.standard_normal((20, 6)).astype(np.float32)
     check_same_bits(step, {"x": x, "target": RNG.integers(0, 3, 20)}, "auto")
+
+
+def test_a_kernel_that_computes_the_kept_value_and_the_next_one() -> None:
+    """A native kernel of elementwise operators has both the kept sum and the sum after the cut as outputs."""
+    step = built("""(float[N, 6] x) => (float[N, 3] y) <int64[1] zero = {0}, float[6] scale = {1, 1, 1, 1, 1, 1}> {
+        u = MatMul(x, a)  v = Softmax(u)  k = Add(v, x)  s = Shape(k)  n = Gather(s, zero)
+        p = Slice(table, zero, n, zero)  q = Add(k, p)  l = LayerNormalization(q, scale)  r = Add(l, k)
+        y = MatMul(r, c)
+    }""")
+    check_same_bits(step, {"x": RNG.standard_normal((20, 6)).astype(np.float32), "target": RNG.integers(0, 3, 20)})

@@ -31,7 +31,7 @@ log = logging.getLogger("gradgraph.runs")  # which `gradgraph train` prints
 
 ROUNDING = 1e-4  # of a kept value, relative to the largest, between lengths of padding
 ALONE = 32  # samples that are read alone, to find a short one
-TRIED = 4  # samples of a dataset that are read twice, to see whether they change
+TRIED = 32  # samples of a dataset that are read twice, to see whether they change
 
 
 @dataclass

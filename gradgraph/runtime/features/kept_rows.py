@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.data.sources.sources import Columns, Samples, Source
 from gradgraph.errors import DataError, readable_bytes, shown
 from gradgraph.files.atomic import explain_errors, write_atomically
-from gradgraph.files.digest import Digest
+from gradgraph.files.digest import Digest, digest_of
 from gradgraph.files.mapped import pieces
 from gradgraph.files.spilled import Folder
 from gradgraph.machine.free_memory import free_memory
@@ -34,6 +33,7 @@ class Writer:
 
     def __init__(self, rows: Mapping[str, Row], arrays: Arrays, files: Mapping[str, Any]) -> None:
         self._rows, self.arrays, self._files, self._done = rows, arrays, files, 0
+        self.digests = {name: Digest() for name in files}  # of what is written
 
     def append(self, batch: Mapping[str, Array], rows: int) -> None:
         """Add the first ``rows`` rows of a batch.
@@ -49,7 +49,9 @@ class Writer:
                     "omit keep_features"
                 )
         for name, file in self._files.items():
-            file.write(np.ascontiguousarray(batch[name][:rows]).view(np.uint8).data)
+            data = np.ascontiguousarray(batch[name][:rows]).reshape(-1).view(np.uint8).data
+            file.write(data)
+            self.digests[name].update(data)
         for name, array in self.arrays.items():
             assert isinstance(array, np.ndarray)
             array[self._done : self._done + rows] = batch[name][:rows]
@@ -85,10 +87,18 @@ class KeptRows:
         return f"{readable_bytes(self.nbytes)} in {where}"
 
     def found(self, digest: str) -> Arrays | None:
-        """Return the arrays that an earlier run wrote; None if there are none of this digest."""
-        with contextlib.suppress(OSError, ValueError):
-            if self.folder is not None and json.loads((self.folder / _DIGEST).read_text()) == digest:
-                return self._opened(self.folder)
+        """Return the arrays that an earlier run wrote; None if there are none of this digest, or if they are damaged.
+
+        Rows of data without a digest ("") are never found.
+        """
+        with contextlib.suppress(OSError, ValueError, DataError):
+            if self.folder is None or not digest:
+                return None
+            expected = json.loads((self.folder / _DIGEST).read_text())
+            if isinstance(expected, list) and expected[:1] == [digest]:
+                arrays = self._opened(self.folder)
+                if expected[1:] == [digest_of(_pieces(array)) for array in arrays.values()]:
+                    return arrays
         return None
 
     @contextlib.contextmanager
@@ -103,12 +113,13 @@ class KeptRows:
             yield Writer(self.rows, {n: np.empty((self.count, *r.shape), numpy_dtype(r.dtype)) for n, r in rows}, {})
             return
         with explain_errors(self.folder), contextlib.ExitStack() as files:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            self.remove()
+            self.folder.mkdir(parents=True, exist_ok=True)
             paths = {name: self._path(self.folder, i) for i, name in enumerate(self.rows)}
             writer = Writer(self.rows, {}, {name: files.enter_context(path.open("wb")) for name, path in paths.items()})
             yield writer
-        write_atomically(self.folder / _DIGEST, json.dumps(digest).encode())
+        digests = [digest, *(found.text() for found in writer.digests.values())]
+        write_atomically(self.folder / _DIGEST, json.dumps(digests).encode())
         writer.arrays.update(self._opened(self.folder))
 
     def _opened(self, folder: Path) -> Arrays:
@@ -121,10 +132,14 @@ class KeptRows:
         return folder / f"{i}.rows"
 
     def remove(self) -> None:
-        """Remove the files."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
+        """Remove the files, and their folder unless it contains others."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in [*self.folder.glob("*.rows"), self.folder / _DIGEST]:
+                path.unlink(missing_ok=True)
+            self.folder.rmdir()
+            if self._temporary is None:
                 self.folder.parent.rmdir()  # unless other data are kept there
 
 

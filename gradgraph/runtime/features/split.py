@@ -63,7 +63,9 @@ class Split:
         outputs = [o.name for o in head.graph.output]
         inputs = {v.name for v in head.graph.input}
         read = _read_after(lowered, outputs, self.kept)
-        if any(v.name in read and v.name not in inputs for v in lowered.graph.input):
+        merged = {x for node in lowered.graph.node if not self.kept.keys().isdisjoint(node.output) for x in node.output}
+        fed = {v.name for v in lowered.graph.input}
+        if not read.isdisjoint((merged - self.kept.keys()) | (fed - inputs)):
             return None
         nodes, names = needed(_nodes_after(lowered, self.kept), outputs, lambda node: node.output, reads)
         part = _of_nodes(lowered, nodes, names)
