@@ -95,7 +95,7 @@ def cross_entropy(
     x, target = real(logits), tensor(target)
     if target.is_floating_point():
         if z_loss:
-            raise BuildError("z_loss requires class indices, but the targets are probabilities; remove it")
+            raise BuildError("z_loss requires class indices, but the targets are probabilities; remove z_loss")
         return soft_cross_entropy(x, target, weight, reduction, label_smoothing, axis=axis)
     log_p = op.LogSoftmax(x, axis=classes_at(x, axis))
     loss = _likelihood(log_p, target, axis, ignore_index, weight, reduction, label_smoothing)

@@ -90,7 +90,7 @@ def build(options: BuildOptions) -> Step:
 def _built(options: BuildOptions) -> Step:
     backend = named(options.backend, step_backends())
     if options.separate and options.steps is not None:
-        raise BuildError("named steps do not support separate files; build each step alone, or remove separate")
+        raise BuildError("named steps do not support separate files; build each step alone, or remove separate=True")
     if options.steps is not None:
         check_names(options.steps)
         if options.of_step:
@@ -162,7 +162,7 @@ def low_precision(draft: Draft) -> Draft:
     if precision.dtype is not None and not compute_low(model, precision) and precision.dtype not in stored:
         raise BuildError(
             f"the precision {precision.name} has no effect: the model has no product of float32 tensors outside loops",
-            remedy="remove precision",
+            remedy="remove the argument precision",
             shell="remove --precision",
         )
     return draft

@@ -300,7 +300,7 @@ class BuildOptions(StepOptions, _Model):
 def check_names(steps: Mapping[str, StepOptions]) -> None:
     """Raise BuildError unless each name of a step can be part of a column name and a file name."""
     if not steps:
-        raise BuildError("steps is empty; add at least one step, or remove steps")
+        raise BuildError("steps is empty; add at least one step, or remove the argument steps")
     seen = dict[str, str]()
     for name in steps:
         if not (isinstance(name, str) and name.isidentifier() and name.isascii()):

@@ -172,7 +172,7 @@ def integers(step: Step) -> int:
 
 
 def _sessions(recipe: Recipe, data: Data) -> int:
-    """Return the number of inference sessions: one evaluates held-out rows, one predicts for pairs or samples."""
+    """Return the number of inference sessions: one for held-out rows, another for preference pairs or samples."""
     return (data.held_out is not None) + bool(recipe.sample or recipe.prefers)
 
 

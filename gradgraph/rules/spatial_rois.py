@@ -23,7 +23,7 @@ from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import flat
 from gradgraph.rules.windows import flat as flat_space
 
-Move = tuple[Var, Var]  # the gradient of sample coordinates, and that times the relative positions
+Move = tuple[Var, Var]  # gradients of sample coordinates; their products with the relative positions
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ def roi_align(
 def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
     """Return the gradients of the starts and ends of all regions, [R, 1] each.
 
-    ``moved`` are the gradients of the sample coordinates; ``turned`` are these times the samples' relative positions.
+    ``moved`` holds the gradients of the sample coordinates, and ``turned`` the products of these gradients and the
+    samples' relative positions.
     """
     total, far = (op.ReduceSum(d, [1, 2], keepdims=1) for d in (moved, turned))
     far = far * free

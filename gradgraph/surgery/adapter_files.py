@@ -112,13 +112,19 @@ def save_adapter(
         give_weights(work, weights)
     if os.fspath(folder).endswith(SUFFIX):
         if family is not None or names:
-            raise BuildError(f"a {SUFFIX} file uses the model's names; remove {'names' if names else 'the family'}")
+            raise BuildError(
+                f"a {SUFFIX} file uses the model's names",
+                remedy=f"remove the argument {'names' if names else 'family'}",
+                shell="remove --family",
+            )
         save_ort_adapter(work, adapters, folder)
         return
     called = _called(names or {}, [adapter.module for adapter in adapters])
     if is_as_in_peft(work, adapters):
         if called:
-            raise BuildError("PEFT stores the prefixes of all layers as one tensor, without layer names; remove names")
+            raise BuildError(
+                "PEFT stores the prefixes of all layers as one tensor, without layer names; remove the argument names"
+            )
         arrays, config = joined(work, adapters)
     elif family is not None:
         arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)

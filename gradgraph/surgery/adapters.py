@@ -121,7 +121,9 @@ def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) 
     if not as_names(feedforward):
         return set()
     if kind != "ia3":
-        raise BuildError(f"feedforward applies to adapters of kind ia3, but these are of kind {shown(kind)}; remove it")
+        raise BuildError(
+            f"feedforward applies to adapters of kind ia3, but these are of kind {shown(kind)}; remove feedforward"
+        )
     known = [layer.name for layer in layers]
     check_patterns(feedforward, _names_of(layers), "layer that gets an adapter", known)
     return {layer.name for layer in matched(feedforward, ((layer.names, layer) for layer in layers))}

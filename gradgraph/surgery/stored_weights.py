@@ -26,9 +26,10 @@ def canonical(layer: Layer) -> Array:
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """Return a weight with outputs first in the layout of the layer's node, or the reverse (a transpose, if any).
+    """Convert a weight from (outputs, inputs) to the axis order of the layer's node, or from that to (outputs, inputs).
 
-    A MatMulNBits stores outputs first.
+    Both conversions are the same: a transpose if the node stores inputs first, else none. MatMulNBits stores outputs
+    first.
     """
     return weight if layer.axis == 0 or layer.kind == "MatMulNBits" else weight.T
 

@@ -301,7 +301,7 @@ def test_names_that_make_no_sense_are_refused(what: str, tmp_path: Path) -> None
         else:
             family = "llama" if what == "a name of the family" else None
             surgery.save_adapter(adapted, tmp_path / "named", names=names, family=family)
-    with pytest.raises(BuildError, match="uses the model's names; remove names"):
+    with pytest.raises(BuildError, match="uses the model's names; remove the argument names"):
         surgery.save_adapter(adapted, tmp_path / "a.onnx_adapter", names=OTHERS)
 
 
@@ -327,7 +327,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         surgery.load_adapter(network("qkv_proj"), tmp_path)
     with pytest.raises(BuildError, match="has an adapter of kind ia3 on a MatMul"):
         surgery.save_adapter(gg.lora(network(), "*", kind="ia3"), tmp_path, family="llama")
-    with pytest.raises(BuildError, match="uses the model's names; remove the family"):
+    with pytest.raises(BuildError, match="uses the model's names; remove the argument family"):
         surgery.save_adapter(gg.lora(network(), "*"), tmp_path / "a.onnx_adapter", family="llama")
 
 

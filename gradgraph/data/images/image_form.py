@@ -88,7 +88,7 @@ class ImageForm:
             )
         if form.order == "BGR" and form.channels == 1:
             raise DataError(
-                f"order has no effect, since the images for '{shown(spec.name)}' have a single channel; remove it"
+                f"order has no effect, since the images for '{shown(spec.name)}' have a single channel; remove order"
             )
         if form.shorter is not None and form.size is None:
             raise DataError(

@@ -210,7 +210,9 @@ class Placement:
         if precision != HIGHEST and not library.here().has_tiles:
             raise RuntimeUnavailableError(
                 f"matmul_precision '{precision}' needs a processor with AMX bfloat16 tiles (Intel Sapphire Rapids or "
-                "later) and native kernels from a compiler that supports AMX; remove it"
+                "later) and native kernels from a compiler that supports AMX",
+                remedy="remove matmul_precision",
+                shell="remove --matmul-precision",
             )
         return packing(at_precision(precision), options.pack_weights)
 
