@@ -79,5 +79,9 @@ def command(
         output.emit_json({"folder": str(folder), "manifest": manifest, "findings": as_data(step.findings)})
         return
     output.emit(step.summary())
+    if split_frozen:
+        layers = ["gradgraph", "predict", str(out / "features.onnx"), "--data", "train.npz", "-o", "features.npz"]
+        output.say(f"wrote {out}; next: {shlex.join(layers)}, then add the targets to features.npz and train {folder}")
+        return
     data = ["--data", "train.npz", "--epochs", "10", "--checkpoint", "run.ckpt", "--export", "trained.onnx"]
     output.say(f"wrote {out}; next: {shlex.join(['gradgraph', 'train', str(folder), *data])}")

@@ -119,6 +119,10 @@ def test_texts(tmp_path: Path) -> None:
     step = gg.build(averaged, loss="cross_entropy", optimizer="sgd", train="w")
     with pytest.raises(DataError, match="padding changes"):
         fitted(step, varying, True)
+    by_length = sorted(range(40), key=lambda i: len(texts[i]))  # so that few samples are padded in this order
+    alike = {"text": [texts[i] for i in by_length], "label": [labels[i] for i in by_length]}
+    with pytest.raises(DataError, match="padding changes"):
+        fitted(step, gg.text.table(alike, read), True, batch_size=2)
     per_token = gg.build(tiny_bert.classifier(3, of_tokens=True), gg.losses.cross_entropy(axis=-1), train="head.*")
     tags = {"words": [text.split() for text in texts], "ner_tags": [["O"] * len(text.split()) for text in texts]}
     with pytest.raises(DataError, match="has a different size in each batch"):

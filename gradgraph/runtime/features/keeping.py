@@ -30,7 +30,7 @@ from gradgraph.step.manifest import package_version
 log = logging.getLogger("gradgraph.runs")  # which `gradgraph train` prints
 
 ROUNDING = 1e-4  # of a kept value, relative to the largest, between lengths of padding
-ALONE = 32  # samples that are read alone, to find a short one
+ALONE = 32  # samples that are read alone or in small batches, to find a short one or a difference in rounding
 TRIED = 32  # samples of a dataset that are read twice, to see whether they change
 
 
@@ -185,9 +185,7 @@ class _FrozenLayers:
         """Write the kept values of the ``first`` batch, of ``rows`` samples, and of all following ``batches``."""
         batch: Mapping[str, Array] | None = first
         while batch is not None:
-            layers = self._layers(batch)
-            found = layers.compute({name: feed for name, feed in batch.items() if name in layers.inputs})
-            writer.append({**batch, **found}, rows)
+            writer.append({**batch, **self._computed(batch)}, rows)
             batch, rows = next(batches, (None, 0))
 
     def _layers(self, batch: Mapping[str, Array]) -> ComputingSession:
@@ -204,23 +202,31 @@ class _FrozenLayers:
         return self._sessions[self._opened.index(sizes)]
 
     def _check_padding(self, source: Columns | Samples, kept: Arrays) -> None:
-        """Raise DataError if the length to which samples are padded changes the kept values by more than rounding."""
+        """Raise DataError if the length to which samples are padded changes the kept values by more than rounding.
+
+        A short sample is computed alone and together with a long one, and compared with its kept value, too.
+        """
         if not self._is_padded(source):
             return
         whole, rows = self._head.whole, source.rows or 0
         numbers = np.unique(np.linspace(0, rows - 1, min(ALONE, rows), dtype=np.int64))
-        alone = [batch_of(whole, source, numbers[i : i + 1]) for i in range(len(numbers))]
-        least = min(range(len(alone)), key=lambda i: sum(feed.size for feed in alone[i].values()))
-        layers = self._layers(alone[least])
-        found = layers.compute({name: feed for name, feed in alone[least].items() if name in layers.inputs})
-        at = int(numbers[least])
-        for name, array in found.items():
-            own, padded = array[0].astype(np.float64), np.asarray(kept[name][at : at + 1])[0].astype(np.float64)
-            if own.shape != padded.shape or np.abs(own - padded).max(initial=0) > ROUNDING * np.abs(own).max(initial=0):
-                raise DataError(
-                    f"padding changes '{shown(name)}', so its value for a sample depends on the longest sample of the "
-                    "batch and cannot be kept; pad all samples to one length, or omit keep_features"
-                )
+        sizes = [sum(feed.size for feed in batch_of(whole, source, at.reshape(1)).values()) for at in numbers]
+        short, long = int(numbers[np.argmin(sizes)]), int(numbers[np.argmax(sizes)])
+        alone, beside = (self._computed(batch_of(whole, source, np.array(of))) for of in ([short], [short, long]))
+        for name, array in alone.items():
+            own = array[0].astype(np.float64)
+            for padded in (beside[name][0], np.asarray(kept[name][short : short + 1])[0]):
+                limit = ROUNDING * np.abs(own).max(initial=0)
+                if own.shape != padded.shape or np.abs(own - padded).max(initial=0) > limit:
+                    raise DataError(
+                        f"padding changes '{shown(name)}', so its value for a sample depends on the longest sample of "
+                        "the batch and cannot be kept; pad all samples to one length, or omit keep_features"
+                    )
+
+    def _computed(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the kept values of a batch."""
+        layers = self._layers(batch)
+        return layers.compute({name: feed for name, feed in batch.items() if name in layers.inputs})
 
     def _is_padded(self, source: Columns | Samples) -> bool:
         """Whether batches of a dataset may be padded to different lengths."""
@@ -239,8 +245,9 @@ class _FrozenLayers:
             return None
         rest = order.size_of(rest)  # of this process
         last = LastBatch(self._head, source, in_memory)
-        found = last(np.arange(rest))
-        return None if all(np.array_equal(found[name], arrays[name][:rest]) for name in found) else last
+        groups = [np.arange(i, i + rest) for i in range(0, min(ALONE, rows - rest), rest)]
+        differs = (not np.array_equal(a, arrays[n][i[0] : i[-1] + 1]) for i in groups for n, a in last(i).items())
+        return last if any(differs) else None
 
     def _digest(self, source: Columns | Samples) -> str:
         """Return a digest of data, frozen weights and kernels; "" if the data have none."""
