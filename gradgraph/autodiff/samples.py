@@ -181,7 +181,7 @@ def check_independent(
 
 
 def places_of(node: ir.Node, places: Mapping[ir.Value, Place], samples: str) -> list[Place | None]:
-    """Return where the outputs of ``node`` have the samples of its inputs, each computed from its own sample alone.
+    """Return the place of the samples in each output of ``node``, given their places in its inputs.
 
     Args:
         places: where the values that ``node`` reads have samples; none of them is a total.

@@ -121,7 +121,7 @@ def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask:
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(
             f"the model lacks the floating-point outputs {listed(missing, 3)}, which the distillation loss reads; "
-            "pass the distilled model unchanged"
+            "pass the model that distill returned, unchanged"
         )
     if isinstance(mask, Mapping):
         raise BuildError(

@@ -368,11 +368,13 @@ class Step:
             put_inside(tensor, self.external(tensor).tobytes())
 
     def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
-        """Return ``model``, of this step or derived from such a model, as onnx_ir, without reading external weights.
+        """Convert ``model`` to onnx_ir, without reading external weights.
 
         Args:
+            model: a model of this step, or derived from one.
             mapped: let external weights refer to the memory mappings of this step, which do not follow later changes to
-                the files. Otherwise they refer to the files, except to temporary files and model files.
+                the files. Otherwise they refer to the files; only weights in temporary files and in model files still
+                refer to the mappings.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):

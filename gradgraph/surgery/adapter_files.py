@@ -360,7 +360,7 @@ def _renamed(
 
 
 def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Write fully trained weights (``modules_to_save``) into the model, and return the other tensors.
+    """Write fully fine-tuned weights (``modules_to_save``) into the model, and return the other tensors.
 
     Like PEFT, this uses every tensor with the name of a weight of the model. PEFT also stores the weights of embeddings
     and heads with adapters (``….base_layer.weight``), changed or not.
@@ -385,7 +385,7 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
             raise DataError(
-                f"'{shown(key)}' was fully trained, but the model has no weight with this name and shape; use the "
+                f"'{shown(key)}' was fully fine-tuned, but the model has no weight with this name and shape; use the "
                 "model that the adapter was trained on"
             )
     return {k: a for k, a in arrays.items() if k not in whole}
@@ -397,10 +397,10 @@ def _last(weight: str) -> str:
 
 
 def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
-    """Return a fully trained weight of a PEFT folder with outputs first, or None if it does not fit the layer.
+    """Return a fully fine-tuned weight of a PEFT folder with outputs first, or None if it does not fit the layer.
 
-    PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``inputs_first`` is the
-    layout of square weights, whose shape does not show it.
+    PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``inputs_first`` decides
+    for a square weight, whose shape is the same in both layouts.
     """
     if layer.kind in ("Conv", "Gather"):
         fitting = array.shape == layer.shape
@@ -418,7 +418,7 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
     own = canonical(layer)
     if np.linalg.norm(new.T - own) < 0.5 * np.linalg.norm(new - own):
         raise DataError(
-            f"'{shown(key)}' is square and was fully trained, and its transpose is closer to the model's weight, "
+            f"'{shown(key)}' is square and was fully fine-tuned, and its transpose is closer to the model's weight, "
             f"contrary to fan_in_fan_out in {CONFIG}; set it to true for a Conv1D, which stores (inputs, outputs), "
             "and to false for a Linear"
         )

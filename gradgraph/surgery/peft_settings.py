@@ -31,7 +31,7 @@ class Settings:
         all: all fields of the file.
         ranks, alphas: exceptions from ``rank`` and ``alpha``, by pattern of layer names.
         inward: patterns of the IA3 layers whose input is multiplied.
-        inputs_first: whether fully trained square matrices are stored as (inputs, outputs), as in GPT-2's Conv1D.
+        inputs_first: whether fully fine-tuned square matrices are stored as (inputs, outputs), as in GPT-2's Conv1D.
         blocks: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
     """
 
@@ -80,7 +80,7 @@ _READ = frozenset(
     # of prefixes
     | {"num_attention_heads", "num_layers", "num_transformer_submodules", "num_virtual_tokens", "token_dim"}
 )
-_SAID_BY_TENSORS = frozenset(  # the tensors determine which modules have an adapter or were fully trained
+_SAID_BY_TENSORS = frozenset(  # the tensors determine which modules have an adapter or were fully fine-tuned
     {"exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"}
 )
 _OF_TRAINING = frozenset(  # initialisation, provenance, hardware: no effect on a trained adapter

@@ -234,7 +234,7 @@ def test_what_was_trained_whole_becomes_the_weight(tmp_path: Path) -> None:
     wanted[:, -SIZES["o_proj"] :] = X @ whole.T
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     safetensors.numpy.save_file({**tensors, name: whole[:, 1:]}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(DataError, match="was fully trained, but the model has no weight with this name and shape"):
+    with pytest.raises(DataError, match="was fully fine-tuned, but the model has no weight with this name and shape"):
         surgery.load_adapter(network(), tmp_path)
 
 

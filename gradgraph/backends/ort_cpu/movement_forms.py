@@ -50,8 +50,8 @@ def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | Non
     """Write Transpose as a Gather of rows, on all threads; Transpose copies the heads of an attention on one thread.
 
     If x is a part of a Split of longer rows (queries, keys and values are one product), rows are read from the unsplit
-    tensor. A step of GPT takes 0.97 of the time, one of BERT 0.99. None if the last axis moves, a size is unknown or 0,
-    or x is not float32.
+    tensor. This reduces the time of a step by 3 % (GPT) and 1 % (BERT). None if the last axis moves, a size is unknown
+    or 0, or x is not float32.
     """
     dims = _sizes(x)
     kept = len(perm) > 1 and perm[-1] == len(perm) - 1

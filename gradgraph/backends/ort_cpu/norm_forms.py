@@ -86,7 +86,7 @@ def few_unscaled_passes(
     """Compute ``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u`` and ``centred = x − mean``.
 
     a, k and s are ``batch_normalization_factors``. The bracket is one BatchNormalization in evaluation mode. None
-    unless x is float32 with at least three axes, a known number of channels and enough elements (``has_few``).
+    unless x is float32 with at least three axes, a known number of channels and not ``has_few(x)``.
     """
     channels = mean.shape[0] if mean.shape else None
     if not isinstance(channels, int) or not channels or x.rank < 3 or has_few(x) or x.value.dtype != ir.DataType.FLOAT:

@@ -180,9 +180,9 @@ def _norms_pay(_: Call) -> bool:
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Write a gradient of BatchNormalization; return dx (or u) and ``vectors`` outputs of one number per channel.
+    """Write a gradient of BatchNormalization; return dx (or u, where ``dx = a·u``) and ``vectors`` per-channel vectors.
 
-    None unless x is float32 with at least three axes and enough elements (``has_few``).
+    None unless x is float32 with at least three axes and not ``has_few(x)``.
     """
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None

@@ -27,7 +27,7 @@ from gradgraph.rules.registry import attributes, case, real
 
 LEAST_WORK = 1 << 22  # minimum multiplications per product for which tiles pay, also in a stack of products
 LEAST_ROWS = 64  # minimum rows and columns: with fewer, packing the other factor dominates
-FEW_ROWS = range(2, 49)  # numbers of rows for which a variable weight is read unpacked, in 0.5 to 0.9 of the time
+FEW_ROWS = range(2, 49)  # numbers of rows for which reading a variable weight unpacked saves 10 to 50 % of the time
 LARGE_WEIGHT = 1 << 16  # the minimum number of elements of such a weight
 LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # minimum sizes and multiplications for a transposed left factor to pay
 

@@ -112,7 +112,10 @@ def names_in(folder: Path) -> list[str] | None:
 
 def _classes_in(folder: Path) -> list[str]:
     if (names := names_in(folder)) is None:
-        raise DataError(f"'{shown(folder)}' has neither data.yaml nor classes.txt; write the class names, one per line")
+        raise DataError(
+            f"'{shown(folder)}' has neither data.yaml nor classes.txt; write the class names to classes.txt, one per "
+            "line"
+        )
     return names
 
 

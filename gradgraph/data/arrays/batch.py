@@ -468,8 +468,8 @@ def _check_nothing_hidden(name: str, value: Any) -> None:
             _check_nothing_hidden(name, part)
     elif hasattr(value, "get_mask") or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
         raise DataError(
-            f"'{shown(name)}' is a masked array with masked values, which are not supported; fill them, such as by "
-            "x.filled(0), or drop these samples"
+            f"'{shown(name)}' is a masked array with masked values, which are not supported; fill them, for "
+            "example with x.filled(0), or drop these samples"
         )
 
 

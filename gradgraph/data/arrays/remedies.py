@@ -21,7 +21,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
     if kind in "USTO":
         if takes_labels(spec):
             return {
-                "remedy": f"number the classes, such as by names, {name} = np.unique({name}, return_inverse=True)",
+                "remedy": f"number the classes, for example by {name} = np.unique({name}, return_inverse=True)",
                 "shell": "save class numbers, from 0 on, instead of names",
             }
         return _both("encode text as numbers first")

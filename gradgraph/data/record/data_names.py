@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -46,7 +47,8 @@ def _names(what: str, names: Any) -> tuple[str, ...]:
     if not all(map(is_text, names)):
         raise ArgumentError(f"a name of {shown(what)!r} contains an unpaired surrogate, which is not valid text")
     if len(set(names)) < len(names):
-        raise ArgumentError(f"a name of {shown(what)!r} occurs twice")
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise ArgumentError(f"the names of {shown(what)!r} contain {shown(twice)!r} twice; give each name once")
     return tuple(names)
 
 

@@ -56,7 +56,7 @@ class StepData:
 
     @property
     def names(self) -> DataNames:
-        """The column and class names that data must match: names of the training data, or else of the model's data."""
+        """The column and class names that data must match: those of the training data, else the model's own."""
         return self._progress().names or self._names_of_model
 
     @property

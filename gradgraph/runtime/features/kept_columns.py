@@ -45,7 +45,7 @@ def in_one_process(order: Order) -> Order:
 
 @dataclass(frozen=True)
 class OrderOf(Order):
-    """An order for kept values that follows the dataset's own sample order, such as by length."""
+    """An order for kept values that follows the dataset's own sample order, for example by length."""
 
     dataset: Loadable | None = None
 

@@ -26,7 +26,13 @@ class Course:
         self._first, self._since = 0, 0.0
 
     def begin(self, epoch: int, done: int, per_epoch: int | None) -> None:
-        """Start timing after a fit's first step: batch ``done`` of ``per_epoch`` (None if unknown) in ``epoch``."""
+        """Start timing, after the first step of a fit.
+
+        Args:
+            epoch: the epoch of this step.
+            done: the number of batches of this epoch that are done.
+            per_epoch: the number of batches per epoch; None if unknown.
+        """
         self.is_begun, self._per_epoch = True, per_epoch
         self._first, self._since = epoch * (per_epoch or 0) + done, time.monotonic()
 

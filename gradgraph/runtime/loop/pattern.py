@@ -52,7 +52,8 @@ def pattern_of(
     if not known:
         if steps is not None or every is not None:
             raise BuildError(
-                "steps and every are for step folders with several steps, and this one has a single step; remove them",
+                "the arguments steps and every are for step folders with several steps, and this one has a single "
+                "step; remove them",
                 shell="--every is for step folders with several steps, and this one has a single step; remove it",
             )
         return None
@@ -65,7 +66,14 @@ def pattern_of(
         if not WHOLE.fits(number) or number < 1:
             raise DataError(f"every['{shown(name)}'] is {described(number)}; it should be a whole number above zero")
         if name not in chosen:
-            raise DataError(f"every has a value for the step '{shown(name)}', which this fit does not train")
+            raise DataError(
+                f"the argument every has a value for the step '{shown(name)}', which this fit does not train; remove "
+                "this value"
+            )
     if not chosen or all(every.get(name, 1) > 1 for name in chosen):
-        raise DataError("no step trains on every batch; remove one of the steps from every")
+        raise DataError(
+            "no step trains on every batch",
+            remedy="train at least one step without a value in the argument every",
+            shell="omit --every for at least one step",
+        )
     return Pattern(chosen, {name: int(number) for name, number in every.items()})

@@ -166,7 +166,8 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """
     if not 0 < start < end < math.inf:
         raise DataError(
-            f"start is {start} and end is {end}; they should be positive learning rates, with start below end"
+            f"the argument start is {start} and end is {end}; they should be positive learning rates, with start below "
+            "end"
         )
     with trial.session.undone():
         beginning = trial.session.state.read()
