@@ -90,7 +90,11 @@ def build(options: BuildOptions) -> Step:
 def _built(options: BuildOptions) -> Step:
     backend = named(options.backend, step_backends())
     if options.separate and options.steps is not None:
-        raise BuildError("named steps do not support separate files; build each step alone, or remove separate=True")
+        raise BuildError(
+            "named steps do not support separate files",
+            remedy="build each step alone, or remove separate=True",
+            shell="build each step alone, or remove --separate",
+        )
     if options.steps is not None:
         check_names(options.steps)
         if options.of_step:

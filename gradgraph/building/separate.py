@@ -94,8 +94,9 @@ def cut(
     known = {*spec.gradients.values(), *states, *rates, *scheduled}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(
-            f"the optimizer reads '{shown(stray[0].name)}' of the batch, so the update cannot be in a separate file; "
-            "remove separate=True"
+            f"the optimizer reads '{shown(stray[0].name)}' of the batch, so the update cannot be in a separate file",
+            remedy="remove separate=True",
+            shell="remove --separate",
         )
     first, second = (_half(half, nexts, states, rates) for half in (gradient, apply))
     return Halves({"gradient": gradient, "apply": apply}, replace(spec, gradient=first, apply=second))
