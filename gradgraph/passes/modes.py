@@ -53,6 +53,8 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
             y, updated = _normalise_by_batch(op, node, statistics)
             editor.replace(node, *[y, *updated.values()][: len(node.outputs)])
             statistics.update(updated)
+        elif all(v is not None and v.is_initializer() for v in node.inputs[3:5]):
+            _normalise_by_running(editor, node)
     return statistics
 
 
@@ -69,12 +71,19 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
     for node in list(model.graph):
         if is_standard(node, "Dropout"):
             editor.replace(node, *_keep_all(editor.op, node))
-        elif is_standard(node, "BatchNormalization") and node.attributes["training_mode"].as_int():
-            inputs, kept = [editor.op.wrap(v) for v in node.inputs], attributes(node)
-            epsilon, momentum = kept["epsilon"], kept["momentum"]
-            y = editor.op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=0)
-            editor.replace(node, *[y, *inputs[3:5]][: len(node.outputs)])
+        else:
+            _normalise_by_running(editor, node)
     return prune(model)
+
+
+def _normalise_by_running(editor: Editor, node: ir.Node) -> None:
+    """Replace ``node`` by its evaluation mode, if it is a BatchNormalization exported in training mode."""
+    if not is_standard(node, "BatchNormalization") or not node.attributes["training_mode"].as_int():
+        return
+    inputs, kept = [editor.op.wrap(v) for v in node.inputs], attributes(node)
+    epsilon, momentum = kept["epsilon"], kept["momentum"]
+    y = editor.op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=0)
+    editor.replace(node, *[y, *inputs[3:5]][: len(node.outputs)])
 
 
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:

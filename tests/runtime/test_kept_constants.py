@@ -1,4 +1,4 @@
-"""Constants beside kept values: repeated for each sample they can be kept, but rows chosen by position cannot."""
+"""What can be kept: constants repeated for each sample, but not rows chosen by position; no values of the backward pass."""
 
 from __future__ import annotations
 
@@ -58,6 +58,33 @@ def test_a_constant_repeated_for_each_sample(body: str) -> None:
         s = Shape(x)  n = Gather(s, zero)  {body}  j = Concat <axis = 1> (p, x)  q = MatMul(j, wide)  {HEAD}
     }}""")
     assert "h" in keepable(step, 8)
+    check_same_bits(step, {"x": RNG.standard_normal((20, 6)).astype(np.float32), "target": RNG.integers(0, 3, 20)})
+
+
+def test_the_initial_state_of_a_recurrent_layer() -> None:
+    weights = {
+        "w": RNG.standard_normal((1, 8, 3)),
+        "r": RNG.standard_normal((1, 8, 2)),
+        "c": RNG.standard_normal((2, 3)),
+    }
+    model = parsed("""(float[N, 6] x) => (float[N, 3] y)
+        <int64[3] steps = {-1, 2, 3}, int64[1] zero = {0}, int64 first = {0}, int64[1] one = {1}, int64[1] two = {2}> {
+        v = Reshape(x, steps)  t = Transpose <perm = [1, 0, 2]> (v)  s = Shape(v)  n = Gather(s, first)
+        u = Unsqueeze(n, zero)  z = Concat <axis = 0> (one, u, two)  h0 = ConstantOfShape(z)
+        q, h, g = LSTM <hidden_size = 2> (t, w, r, , , h0, h0)  last = Squeeze(h, zero)  y = MatMul(last, c)
+    }""", **weights)  # fmt: skip
+    step = gg.build(model, loss="cross_entropy", optimizer="sgd", train="c")
+    assert "last" in keepable(step, 8)
+    check_same_bits(step, {"x": RNG.standard_normal((20, 6)).astype(np.float32), "target": RNG.integers(0, 3, 20)})
+
+
+def test_values_of_the_backward_pass_alone_are_not_kept() -> None:
+    """The gradient of a trained scale reads normalised samples, which evaluation does not compute."""
+    model = parsed("""(float[N, 6] x) => (float[N, 3] y) <int64[3] parts = {0, 2, 3}, int64[2] flat = {0, 6}> {
+        h = MatMul(x, a)  p = Reshape(h, parts)  i = InstanceNormalization(p, scale, shift)  f = Reshape(i, flat)
+        y = MatMul(f, c)
+    }""", a=WEIGHTS["a"], c=WEIGHTS["c"], scale=np.ones(2), shift=np.zeros(2))  # fmt: skip
+    step = gg.build(model, loss="cross_entropy", optimizer="sgd", train=["scale", "c"])
     check_same_bits(step, {"x": RNG.standard_normal((20, 6)).astype(np.float32), "target": RNG.integers(0, 3, 20)})
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import reads as reads_of_node
 from gradgraph.data.record.column_assignment import fitting
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
-from gradgraph.errors import BuildError, listed, shown
+from gradgraph.errors import BuildError, listed
 from gradgraph.files.external import external_entry, is_external
 from gradgraph.files.protos import reads
 from gradgraph.graph.prune import needed
@@ -91,16 +91,14 @@ def split(step: Step, shapes: Shapes) -> Split:
         raise BuildError(f"keep_features supports a single step only, but there are {listed(manifest.steps)}")
     train = step.trains[""]
     static = static_values(train, manifest, shapes)
-    cut = {x.name or "": static.rows[x] for x in cheapest_cut(static)}
     inputs = {s.name for s in manifest.inputs}
+    other = _otherwise(train, step.eval, [x.name or "" for x in static.rows])
+    static.rows = {x: row for x, row in static.rows.items() if x.name in inputs or x.name not in other}
+    cut = {x.name or "": static.rows[x] for x in cheapest_cut(static)}
     kept = {name: row for name, row in cut.items() if name not in inputs}
     before, _ = needed(static.nodes, kept, lambda node: [y.name or "" for y in node.outputs], _names_read)
     if not any(map(takes_long, before)):
         raise BuildError(f"no frozen layer can be computed once for each sample: {static.changing}")
-    if other := _otherwise(train, step.eval, kept):
-        raise BuildError(
-            f"'{shown(other)}' is computed differently in training and in evaluation, so it cannot be kept"
-        )
     results = [*manifest.results.values(), *(measure.sums for measure in manifest.columns_of_sums)]
     evaluated = _read_after(step.eval, results, kept)
     passed = tuple(s.name for s in manifest.inputs if s.name in cut or s.name in evaluated)
@@ -203,10 +201,10 @@ def _declared(name: str, shape: Sequence[int | str | None], dtype: str) -> onnx.
 # --- the same values in training and evaluation ---------------------------------------------------------
 
 
-def _otherwise(train: onnx.ModelProto, eval_: onnx.ModelProto, names: Iterable[str]) -> str | None:
-    """Return the first of ``names`` that two graphs compute differently, or that one of them lacks; None if none."""
+def _otherwise(train: onnx.ModelProto, eval_: onnx.ModelProto, names: Iterable[str]) -> set[str]:
+    """Return those of ``names`` that two graphs compute differently, or that evaluation lacks."""
     a, b = _digests(train), _digests(eval_)
-    return next((name for name in names if a[name] != b.get(name)), None)
+    return {name for name in names if a[name] != b.get(name)}
 
 
 def _digests(model: onnx.ModelProto) -> dict[str, bytes]:

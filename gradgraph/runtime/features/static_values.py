@@ -6,6 +6,7 @@ statistics, targets or random numbers; nor on other samples of its batch, or on 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -316,15 +317,23 @@ class _Independence:
         """Record which sizes computed by ``node`` from other sizes depend on the number of samples."""
         if has_samples or node.domain or not (is_elementwise(node) or node.op_type in _OF_SIZES):
             raise Mixed("computes with the number of samples")
-        x, chosen = node.inputs[0], None
-        if node.op_type == "Gather" and x is not None:
-            chosen = constant_of(node.inputs[1])
-        positions = ALL
-        if chosen is not None and x is not None:
-            varying, flat = self.sizes[x], np.ravel(chosen)
-            if (flat >= 0).all():  # a negative index counts from an end that may be unknown
-                positions = {i for i, at in enumerate(flat.tolist()) if at in varying}
-        self.sizes.update((y, positions) for y in node.outputs)
+        self.sizes.update((y, self._moved(node)) for y in node.outputs)
+
+    def _moved(self, node: ir.Node) -> set[int]:
+        """Return the positions of the number of samples among sizes that ``node`` copies; ALL if they are unknown."""
+        varying = [set[int]() if x is None else self.sizes.get(x, set()) for x in node.inputs]
+        if ALL in varying:
+            return ALL
+        if node.op_type == "Gather" and (chosen := constant_of(node.inputs[1])) is not None:
+            flat = np.ravel(chosen)  # a negative index counts from an end that may be unknown
+            return {i for i, at in enumerate(flat.tolist()) if at in varying[0]} if (flat >= 0).all() else ALL
+        if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") and not any(varying[1:]):
+            return varying[0]
+        counts = all_sizes([x.shape[0] if x is not None and x.shape else None for x in node.inputs])
+        if node.op_type != "Concat" or counts is None:
+            return ALL
+        firsts = itertools.accumulate(counts, initial=0)
+        return {first + at for first, positions in zip(firsts, varying, strict=False) for at in positions}
 
     def _of_samples(self, node: ir.Node) -> None:
         if (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits"):
