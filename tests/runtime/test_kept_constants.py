@@ -1,4 +1,4 @@
-"""What can be kept: constants repeated for each sample, but not rows chosen by position; no values of the backward pass."""
+"""Kept features: constants that are repeated for each sample; rows chosen by position and gradients are not kept."""
 
 from __future__ import annotations
 
