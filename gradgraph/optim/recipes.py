@@ -3,7 +3,8 @@
 In formulas, ``g`` is the gradient, ``p`` the parameter, and ``t`` the number of this step, counted from 1. Formulas,
 slot names, arguments and defaults follow ``torch.optim`` where it has the optimizer, so that trajectories can be
 compared. To add an optimizer, write its mathematics and its recipe into the file of its family, list it in ``__all__``
-there, and add its cases to ``tests/kit/optim_cases.py``. For a new family, add a file to this folder.
+there, and add its cases to ``tests/kit/optim_cases.py``. For a new family, add a file to this folder, to ``FAMILIES``
+and to ``__init__.py``.
 """
 
 from __future__ import annotations

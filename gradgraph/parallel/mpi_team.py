@@ -242,6 +242,10 @@ class MpiTeam(Team):
         return found
 
     def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return ``values`` with the gradients added that ranks have kept since the last update (``Buckets.kept``).
+
+        Gradients that other ranks have kept are fetched; each rank's own are not changed.
+        """
         buckets = self._buckets
         if buckets is None or not any(buckets.waiting):
             return dict(values)

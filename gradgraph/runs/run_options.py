@@ -48,7 +48,7 @@ class Run:
     )  # fmt: skip
     build: Mapping[str, Any] = option(
         "how to build the model: arguments of ``gradgraph.build``, and options of ``gradgraph build`` by name, such as "
-        '``{"loss": "mse", "optimizer": "sgd", "lr": 0.1, "schedule": "cosine"}``.',
+        '``{"loss": "mse", "optimizer": "adamw", "lr": 1e-3, "schedule": "cosine"}``.',
         KINDS["arguments"], default_factory=dict,
     )  # fmt: skip
     start: str | None = spelled(

@@ -144,7 +144,7 @@ class State:
         return [name for name in self.specs if name not in self.absent]
 
     def bits(self, names: Iterable[str]) -> int:
-        """Return the bits of ``side`` for the groups of these tensors."""
+        """Return the mask of these tensors in ``side``: the bits of their groups, as for :meth:`swap`."""
         bits = 0
         for name in names:
             bits |= self._bits[name]
