@@ -53,7 +53,8 @@ def labels(axis: int, ignore_index: int | None = None) -> Target:
         classes = shape[at]
         if classes == 1:
             raise BuildError(
-                "a classification loss requires one output per class, but the model has a single output",
+                "a classification loss requires one output per class, but the model has a single output "
+                f"(axis {at} has size 1)",
                 remedy="use the loss mse for a number, or bce_with_logits for one of two classes",
                 shell="add --loss mse for a number, or --loss bce_with_logits for one of two classes",
             )

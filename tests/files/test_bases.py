@@ -118,7 +118,7 @@ def test_what_evaluates_beside_training_packs_no_second_copy(
 ) -> None:
     step = built(model)
     expected = trained(step, PACKED)[1]
-    for module in ("session", "opened"):
+    for module in ("session", "step_session"):
         monkeypatch.setattr(f"gradgraph.runtime.execution.{module}.LEAST_PASSED", 1)
     trainer, found = trained(step, RuntimeOptions(pack_weights=pack))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -82,9 +82,9 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "gg.Run(out)": (lambda path: run(out=path), ()),
     "History.to_csv(path)": (history, (".csv",)),
 }  # fmt: skip
-READ = {"gg.image_folder(path)", "gg.shards(path)", "surgery.load_adapter(folder)", "extend.library(path)",
-        "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)", "gg.finetune(folder)",
-        "vision.coco(path)", "vision.yolo(path)", "vision.masks(path)", "vision.read(path)",
+READ = {"gg.image_folder(path)", "gg.read_run(path)", "gg.shards(path)", "surgery.load_adapter(folder)",
+        "extend.library(path)", "Trainer.load(path)", "Trainer.resume(path)", "Step.load(folder)", "gg.Step(folder)",
+        "gg.finetune(folder)", "vision.coco(path)", "vision.yolo(path)", "vision.masks(path)", "vision.read(path)",
         "vision.is_annotated(path)"}  # fmt: skip
 KEEPERS = {"gg.CheckpointKeeper(folder)"}  # a folder of files that it names itself
 
