@@ -190,7 +190,7 @@ def labelled_table(
         if column is not None and column not in names:
             raise DataError(f"{where} has no column '{shown(column)}'{suggestion(column, names)}")
     if names:
-        check_some(len(column_of(read, names[0])))
+        check_some(len(column_of(read, names[0])), f"{where} is")
     of_paths = column_of_paths(read, kind) if path is None else path
     if of_paths is None:
         raise DataError(

@@ -264,10 +264,10 @@ def first_row(path: Path) -> list[Any]:
         return []  # reading the whole file raises the error
 
 
-def check_some(rows: int) -> None:
-    """Raise DataError if there are no samples."""
+def check_some(rows: int, where: str = "the data are") -> None:
+    """Raise DataError if there are no samples; ``where`` begins the message, such as ``'a.csv' is``."""
     if rows == 0:
-        raise DataError("the data are empty; give at least one sample")
+        raise DataError(f"{where} empty; give at least one sample")
 
 
 def columns_of(

@@ -178,7 +178,7 @@ def toy() -> None:
     ("register", "error", "says"),
     [
         (lambda: extend.loss("mse")(a_loss), BuildError, "there is a loss 'mse' already"),
-        (lambda: extend.loss("my loss")(a_loss), BuildError, "'my loss' is not a valid name of a loss"),
+        (lambda: extend.loss("my loss")(a_loss), BuildError, "'my loss' is not a valid name for a loss"),
         (lambda: extend.loss("mine")(no_options), BuildError, "mine has no argument reduction"),
         (lambda: extend.loss("mine")(3), ArgumentError, "the loss is 3; it should be a function"),
         (lambda: extend.metric()(no_options), BuildError, "no_options must be prediction, target and mask"),

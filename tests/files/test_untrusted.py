@@ -337,7 +337,7 @@ def of_pictures(folder: Path) -> Path:
 
 def loads_preprocessor(folder: Path, text: str) -> Iterator[Callable[[], object]]:
     (folder / PREPROCESSOR).write_text(text)
-    yield lambda: gg.build(of_pictures(folder)).manifest.data.images.get("x")
+    yield lambda: gg.build(of_pictures(folder), loss="mse").manifest.data.images.get("x")
 
 
 # a document, given the folder of what is whole, and what opens another one in its place

@@ -367,9 +367,13 @@ def read_file(
     path: str | os.PathLike[str], known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
     """Return the samples, table or arrays in a file or folder; ``known`` and ``specs`` as for ``read_table``."""
-    if (found := reader_at(Path(path))) is not None:
-        return found[1](path)
-    return read_table(Path(path), known=known, specs=specs) if is_table_file(Path(path)) else load_arrays(path)
+    if (reader := reader_at(Path(path))) is not None:
+        return reader[1](path)
+    if not is_table_file(Path(path)):
+        return load_arrays(path)
+    read = read_table(Path(path), known=known, specs=specs)
+    check_some(len(read), f"'{shown(path)}' is")
+    return read
 
 
 def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:

@@ -19,6 +19,8 @@ from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.digest import Digest, digest_of
 from gradgraph.files.mapped import pieces
 from gradgraph.files.spilled import Folder
+from gradgraph.files.untrusted.documents import LARGEST, json_of
+from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.machine.free_memory import free_memory
 from gradgraph.runtime.features.static_values import Row
 
@@ -94,7 +96,7 @@ class KeptRows:
         with contextlib.suppress(OSError, ValueError, DataError):
             if self.folder is None or not digest:
                 return None
-            expected = json.loads((self.folder / _DIGEST).read_text())
+            expected = json_of(regular_bytes(self.folder / _DIGEST, LARGEST))
             if isinstance(expected, list) and expected[:1] == [digest]:
                 arrays = self._opened(self.folder)
                 if expected[1:] == [digest_of(_pieces(array)) for array in arrays.values()]:
