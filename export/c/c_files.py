@@ -10,8 +10,8 @@ import numpy as np
 
 from gradgraph.errors import escaped_json
 from gradgraph.export.c.c_functions import Function, Unit
-from gradgraph.export.c.c_memory import ALIGNMENT
 from gradgraph.export.c.c_names import identifiers
+from gradgraph.export.c.c_plan import ALIGNMENT
 from gradgraph.export.c.c_text import at, elements, kernel_text
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import Tensor

@@ -3,8 +3,8 @@
 1. A state tensor is updated in place if all other readers of the old value can run first, and if the loop that
    computes the new value reads the old one only at the index it writes. Otherwise the new value is copied over the old
    one at the end.
-2. Several orders are tried: the order of the model, and greedy orders that prefer statements that free memory. The
-   order with the smallest arena is used.
+2. Several orders are tried: the order of the model, and greedy orders that prefer statements that free memory, and
+   finally the order with the smallest peak (``least_peak``), if the search ends. That with the smallest arena is used.
 3. Tensors that are cheap to compute are recomputed for late readers (``recomputing``).
 4. Tensors whose lifetimes do not overlap share memory. The output of an elementwise loop reuses the memory of an input
    that nothing reads afterwards.
@@ -19,17 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradgraph.export.c.c_plan import Plan, Statement
+from gradgraph.export.c.c_plan import ALIGNMENT, Plan, Statement, aligned
 from gradgraph.export.c.grouping import Group, grouped, in_place
+from gradgraph.export.c.least_peak import least_peak_order
 from gradgraph.export.c.program import Element, Map, Program, Repeat, Tensor
-from gradgraph.export.c.recomputing import recomputed, undo
+from gradgraph.export.c.recomputing import put_into_products, recomputed
 
-ALIGNMENT = 8
 MOST_ROUNDS = 6
-
-
-def aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
@@ -39,24 +35,32 @@ def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, plac
     """
     best = plan_of(program, nexts, placed)
     for _ in range(MOST_ROUNDS):
-        again = recomputed(program, best)
-        if not again:
+        arenas = {}
+        for change in (recomputed, put_into_products):
+            undo = change(program, best)
+            if undo is not None:
+                arenas[change] = plan_of(program, nexts, placed).arena
+                undo()
+                best = plan_of(program, nexts, placed)
+        if not arenas or min(arenas.values()) >= best.arena:
             break
-        plan = plan_of(program, nexts, placed)
-        if plan.arena >= best.arena:
-            undo(program, again)
-            best = plan_of(program, nexts, placed)
-            break
-        best = plan
-    return best
+        min(arenas, key=arenas.__getitem__)(program, best)
+        best = plan_of(program, nexts, placed)
+    return plan_of(program, nexts, placed, thorough=True)
 
 
-def plan_of(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
+def plan_of(
+    program: Program,
+    nexts: Mapping[Tensor, Tensor] | None = None,
+    placed: Iterable[Tensor] = (),
+    thorough: bool = False,
+) -> Plan:
     """Return the plan of ``program`` without recomputing any tensor.
 
     Args:
         nexts: for the next value of each state tensor, the state tensor itself.
         placed: results that are stored outside the arena.
+        thorough: search all orders for the one with the smallest peak, too.
     """
     nexts = dict(nexts or {})
     statements = _statements(program)
@@ -66,7 +70,7 @@ def plan_of(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, plac
     results = set(program.outputs.values())
     elsewhere = {*direct, *placed}
     best: Plan | None = None
-    for order in _orders(statements, needs, elsewhere, results):
+    for order in _orders(statements, needs, elsewhere, results, thorough):
         offsets, arena, peak, peak_at = _placed(order, elsewhere, results)
         if best is None or arena < best.arena:
             copies = [(new, old) for new, old in nexts.items() if new not in direct]
@@ -107,8 +111,9 @@ def _safe(group: Group) -> set[Tensor]:
     good: set[Tensor] = set()
     bad: set[Tensor] = set()
     for operation in group.operations:
+        at_index = isinstance(operation, Map) or operation in group.totals
         for view in operation.views:
-            (good if isinstance(operation, Map) and in_place(view) else bad).add(view.tensor)
+            (good if at_index and in_place(view) else bad).add(view.tensor)
     domain = group.domain
     return set() if domain is None else good - bad
 
@@ -161,12 +166,18 @@ def _orders(
     needs: Mapping[Statement, set[Statement]],
     elsewhere: set[Tensor],
     results: set[Tensor],
+    thorough: bool,
 ) -> Iterable[list[Statement]]:
     place = {s: i for i, s in enumerate(statements)}
     yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (place[s],))
     yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown, place[s]))
     yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown > 0, place[s]))
     yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (max(grown, 0), -place[s]))
+    if thorough:
+        own = {t for s in statements for t in s.writes} - elsewhere
+        order = least_peak_order(statements, needs, own, results)
+        if order is not None:
+            yield order
 
 
 def _greedy(

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from gradgraph.export.c.grouping import Group
 from gradgraph.export.c.program import Tensor
 
+ALIGNMENT = 8
+
+
+def aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
 
 @dataclass(eq=False)
 class Statement:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.shared_forms import batch_norm_by_statistics, written_out_batch_norm, written_out_layer_norm
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.rules.norm import columns, inverse_deviation
 
 Written = Var | tuple[Var | None, ...]
 Formula = Callable[..., Written | None]  # None if the attributes are not supported
@@ -50,66 +52,21 @@ def log_sum_exp(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return total if keepdims else op.Squeeze(total, axes)
 
 
-def _column(op: Builder, v: Var, x: Var) -> Var:
-    """Reshape a vector with one element per channel to broadcast with ``x`` of shape [batch, channels, ...]."""
-    return op.Reshape(v, [-1, *[1] * (x.rank - 2)])
-
-
 @formula("BatchNormalization")
-def batch_normalization(
-    op: Builder,
-    x: Var,
-    scale: Var,
-    bias: Var,
-    mean: Var,
-    var: Var,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
-) -> Written:
-    axes = [0, *range(2, x.rank)]
-    running: tuple[Var | None, ...] = ()
-    if training_mode:
-        batch_mean = op.ReduceMean(x, axes, keepdims=0)
-        centred = x - _column(op, batch_mean, x)
-        batch_var = op.ReduceMean(centred * centred, axes, keepdims=0)
-        if momentum:
-            running = mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum)
-        else:
-            running = batch_mean, batch_var
-        mean, var = batch_mean, batch_var
-    factor = scale / op.Sqrt(var + epsilon)
-    return ((x - _column(op, mean, x)) * _column(op, factor, x) + _column(op, bias, x), *running)
+def batch_normalization(op: Builder, *inputs: Var, **attributes: Any) -> Written | None:
+    write = written_out_batch_norm if attributes.get("training_mode", 0) else batch_norm_by_statistics
+    return write(op, *inputs, **attributes)
 
 
-@formula("LayerNormalization")
-def layer_normalization(
-    op: Builder,
-    x: Var,
-    scale: Var,
-    bias: Var | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-) -> Written | None:
-    if x.dtype != stash_type:
-        return None
-    axes = list(range(axis % x.rank, x.rank))
-    mean = op.ReduceMean(x, axes, keepdims=1)
-    centred = x - mean
-    inverse = 1.0 / op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1) + epsilon)
-    y = centred * inverse * scale
-    return y if bias is None else y + bias, mean, inverse
+FORMULAS["LayerNormalization"] = written_out_layer_norm
 
 
 @formula("InstanceNormalization")
 def instance_normalization(op: Builder, x: Var, scale: Var, bias: Var, *, epsilon: float = 1e-5) -> Var:
     axes = list(range(2, x.rank))
     centred = x - op.ReduceMean(x, axes, keepdims=1)
-    inverse = 1.0 / op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1) + epsilon)
-    return centred * inverse * _column(op, scale, x) + _column(op, bias, x)
+    inverse = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
+    return centred * inverse * columns(op, scale, x) + columns(op, bias, x)
 
 
 @formula("GlobalAveragePool")

@@ -4,7 +4,8 @@
 reduction's loop, so that its result is never stored. 3. Operations with equal domains (shapes without axes of size 1)
 share a loop if one reads the other's result at the
    same index, unless a third computation must run between them. For example, a matrix product and the optimizer's
-   update form one loop, and the gradient of the weight is never stored.
+   update form one loop, and the gradient of the weight is never stored. 4. A reduction to one number becomes part of
+   the loop that computes its operand, so that, for example, the errors that a loss averages are never stored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ class Group:
     def domain(self) -> Shape | None:
         first = self.operations[0]
         return long_axes(first.out.shape) if isinstance(first, Element) else None
+
+    @property
+    def totals(self) -> list[Reduce]:
+        """The reductions of results to one number."""
+        operations = self.operations if self.domain else []
+        return [o for o in operations if isinstance(o, Reduce) and long_axes(o.out.shape) != self.domain]
 
     @property
     def made(self) -> set[Tensor]:
@@ -97,11 +104,39 @@ def grouped(program: Program) -> list[Group]:
                 source = maker.get(view.tensor)
                 if source is not None and in_place(view) and _is_again(source) >= operation.again:
                     _merge(group_of, maker, group_of[source], group_of[operation], place)
+    put_into_makers(group_of, maker, place)
     return _sorted(list(dict.fromkeys(group_of.values())), maker, group_of, place)
 
 
+def put_into_makers(
+    group_of: dict[Operation, Group], maker: dict[Tensor, Operation], place: dict[Operation, int]
+) -> None:
+    """Move each reduction to one number into the loop that computes a tensor it reads."""
+    for operation in list(group_of):
+        if not isinstance(operation, Reduce) or operation.out.size != 1 or operation.how.before:
+            continue
+        own, alone = group_of[operation], Group([operation])
+        if alone.read & own.made:
+            continue
+        for group in dict.fromkeys(group_of[maker[t]] for t in sorted(alone.read & maker.keys(), key=_name)):
+            if (
+                group.domain
+                and group.domain == long_axes(operation.operand.shape)
+                and all(in_place(v) for v in operation.views if v.tensor in group.made)
+                and not _is_between(group_of, maker, group, alone, place)
+            ):
+                own.operations.remove(operation)
+                group.operations.append(operation)
+                group_of[operation] = group
+                break
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name
+
+
 def _is_again(operation: Operation) -> bool:
-    return isinstance(operation, Map) and operation.again
+    return isinstance(operation, Element) and operation.again
 
 
 def _merge(

@@ -5,6 +5,7 @@ Sizes in the text are placeholder tokens, so that loops that differ only in tens
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -144,19 +145,23 @@ class _Writer:
     # --- loops over elements ------------------------------------------------------------------------------
 
     def elements(self) -> None:
-        operations = [o for o in self.group.operations if isinstance(o, Element)]
+        totals = self.group.totals
+        operations = [o for o in self.group.operations if isinstance(o, Element) and o not in totals]
         domain = long_axes(operations[0].out.shape)
         rows = [o for o in operations if isinstance(o, Rows)]
         if rows and not domain:
             domain = (1,)
-        accesses = self._accesses(operations, domain)
+        accesses = self._accesses([*operations, *totals], domain)
         sizes, strides = collapsed(domain, list(accesses.values()))
         self.strides = dict(zip(accesses, strides, strict=True))
         self.variables = [f"i{k}" for k in range(len(sizes))]
         if 0 in sizes:
             return
         if sizes:
-            self._hoist(operations)
+            self._hoist([*operations, *(m for o in totals for m in o.inner)])
+        for o in totals:
+            self.names[o.out] = self.fresh("sum")
+            self.line(f"{o.out.c_type} {self.names[o.out]} = {o.how.start};")
         for variable, n in zip(self.variables[: -1 if rows else None], sizes, strict=False):
             self.open(variable, n)
         if rows:
@@ -166,10 +171,16 @@ class _Writer:
                 self._map(operation, self._operand)
             elif isinstance(operation, Reduce):
                 self._reduce(operation)
+        for o in totals:
+            self._add_to_total(o)
         for tensor in self.stored:
-            pointer = self.loop.pointer(tensor, 0, written=True)
-            self.line(f"{pointer}[{self.index(self.variables, self.strides[FLAT]) or '0'}] = {self.names[tensor]};")
+            if all(tensor is not o.out for o in totals):
+                pointer = self.loop.pointer(tensor, 0, written=True)
+                self.line(f"{pointer}[{self.index(self.variables, self.strides[FLAT]) or '0'}] = {self.names[tensor]};")
         self.close(self.depth - 1)
+        for o in totals:
+            finished = self._finished(o, self.names[o.out], o.operand.size)
+            self.line(f"{self.loop.pointer(o.out, 0, written=True)}[0] = {finished};")
 
     def _accesses(self, operations: Sequence[Element], domain: Shape) -> dict[object, Shape]:
         """Return the strides of each access along the axes of ``domain``, by view; the key FLAT is for results."""
@@ -183,6 +194,9 @@ class _Writer:
                 found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
             elif isinstance(o, Rows):
                 views = [a for a in o.arguments if isinstance(a, View)]
+                found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
+            elif isinstance(o, Reduce) and o in self.group.totals:
+                views = [v for v in o.views if v.tensor not in made and not is_literal(v)]
                 found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
             elif isinstance(o, Reduce):
                 for view in o.views:
@@ -243,7 +257,7 @@ class _Writer:
     def _operand(self, view: View) -> str:
         if is_literal(view):
             return literal_of(view)
-        if view.tensor in self.names and view.tensor in self.group.made:
+        if view.tensor in self.names:
             return self.names[view.tensor]
         return self._load(view, self.index(self.variables, self.strides[view]) or "0")
 
@@ -293,8 +307,18 @@ class _Writer:
         self.close(len(sizes))
         self.loads = outer
         self.names[o.out] = name = self.fresh("t")
-        n = self.loop.size(_product(reduced))
-        self.line(f"const {o.out.c_type} {name} = {o.how.finish.format(**names, n=f'({o.out.c_type}){n}')};")
+        self.line(f"const {o.out.c_type} {name} = {self._finished(o, names['a'], math.prod(reduced))};")
+
+    def _finished(self, o: Reduce, total: str, count: int) -> str:
+        """Return the result of a reduction of ``count`` elements from its accumulator."""
+        n = f"({o.out.c_type}){self.loop.size(count)}" if "{n}" in o.how.finish else ""
+        return o.how.finish.format(a=total, n=n)
+
+    def _add_to_total(self, o: Reduce) -> None:
+        for m in o.inner:
+            self._map(m, self._operand)
+        step = o.how.step.format(a=self.names[o.out], v=self._operand(o.operand))
+        self.line(step if step.endswith("}") else step + ";")
 
     # --- copies -------------------------------------------------------------------------------------------
 
@@ -320,13 +344,6 @@ class _Writer:
 
 def _fit(strides: Shape, domain: Shape) -> Shape:
     return (0,) if domain == (1,) and not strides else strides
-
-
-def _product(numbers: Shape) -> int:
-    total = 1
-    for n in numbers:
-        total *= n
-    return total
 
 
 def is_literal(view: View) -> bool:

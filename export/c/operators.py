@@ -228,14 +228,14 @@ _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
 }  # fmt: skip
 ELEMENTWISE = frozenset([*FLOATING, *NUMERIC, *PREDICATES, *INTEGERS, *_WRITTEN, "Clip", "Sum", "Mean"])
 
-_SUM = Reduction("0", "{a} += {v}")
+SUM = Reduction("0", "{a} += {v}")
 _EXTREME = {
     "ReduceMax": ("{v} > {a} || {v} != {v}", "-INFINITY", "_MIN"),
     "ReduceMin": ("{v} < {a} || {v} != {v}", "INFINITY", "_MAX"),
 }
 
 _REDUCTIONS = {
-    "ReduceSum": _SUM,
+    "ReduceSum": SUM,
     "ReduceMean": Reduction("0", "{a} += {v}", "{a} / {n}"),
     "ReduceProd": Reduction("1", "{a} *= {v}"),
     "ReduceSumSquare": Reduction("0", "{a} += {v} * {v}"),

@@ -171,9 +171,13 @@ class Operation:
 
 @dataclass(eq=False)
 class Element(Operation):
-    """An operation with one output that is computed element by element, so that several can share one loop."""
+    """An operation with one output that is computed element by element, so that several can share one loop.
+
+    If ``again`` is set, it recomputes the result of another one for late readers.
+    """
 
     out: Tensor
+    again: bool = field(kw_only=True, default=False)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -182,14 +186,10 @@ class Element(Operation):
 
 @dataclass(eq=False)
 class Map(Element):
-    """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``.
-
-    If ``again`` is set, it recomputes the result of another Map for late readers.
-    """
+    """An elementwise operation: ``template`` is a C expression of the ``operands``, which have the shape of ``out``."""
 
     template: str
     operands: list[View]
-    again: bool = field(kw_only=True, default=False)
 
     @property
     def views(self) -> list[View]:

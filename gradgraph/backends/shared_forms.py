@@ -79,6 +79,28 @@ def written_out_batch_norm(
     return op.like(y, x), running[0], running[1]
 
 
+def batch_norm_by_statistics(
+    op: Builder,
+    x: Var,
+    scale: Var,
+    bias: Var,
+    mean: Var,
+    var: Var,
+    *,
+    epsilon: float = 1e-5,
+    training_mode: int = 0,
+    **_: Any,
+) -> Var | None:
+    """Write BatchNormalization in evaluation mode by its formula.
+
+    None in training mode, or unless x is float32 of known rank.
+    """
+    if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    slope = scale * inverse_deviation(op, var, epsilon)
+    return op.like((x - columns(op, mean, x)) * columns(op, slope, x) + columns(op, bias, x), x)
+
+
 # --- the maximum of a window -------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,24 @@ def small_step(shape: Any = (2, 6)) -> gg.Step:
     return gg.build(export(nn.Linear(6, 4), {"x": shape}, outputs=["y"]), "cross_entropy", "sgd")
 
 
+def test_a_mean_of_errors_needs_no_array_of_errors(tmp_path: Path) -> None:
+    """A reduction to one number runs in the loop that computes its operand, even if that is a product."""
+    w, t = (RNG.normal(size=(n, 40)).astype(np.float32) for n in (6, 5))
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["y"]), node("Sub", ["y", "t"], ["e"]), node("Mul", ["e", "e"], ["s"]),
+             node("ReduceMean", ["s"], ["m"], keepdims=0), node("ReduceMax", ["e"], ["top"], keepdims=0)]  # fmt: skip
+    arguments = [helper.make_tensor_value_info(n, TensorProto.FLOAT, v) for n, v in (("x", (5, 6)), ("t", (5, 40)))]
+    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ()) for n in ("m", "top")]
+    graph = helper.make_graph(nodes, "g", arguments, results, [numpy_helper.from_array(w, "w")])
+    made = gg.export.c(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path)
+    assert made.arena < t.nbytes / 10
+    x = RNG.normal(size=(5, 6)).astype(np.float32)
+    mean, top = np.zeros((), np.float32), np.zeros((), np.float32)
+    assert Program(tmp_path, "model").call("run", x, t, mean, top) == 0
+    np.testing.assert_allclose(mean, np.mean((x @ w - t) ** 2), rtol=1e-5)
+    np.testing.assert_allclose(top, np.max(x @ w - t), rtol=1e-5)
+
+
 def test_open_sizes_are_refused_and_given(tmp_path: Path) -> None:
     step = small_step(("batch", 6))
     with pytest.raises(BuildError, match=r"'x' has dynamic sizes \('batch'\).*sizes="):

@@ -278,3 +278,27 @@ def test_cheap_results_are_computed_again_instead_of_kept(tmp_path: Path) -> Non
     one = 8 * 16 * 16 * 4
     assert made.arena < 10.5 * one
     assert train_beside(step, Program(tmp_path / "c"), 5, states=True) < 1e-5
+
+
+def test_a_cheap_factor_is_computed_in_the_loop_of_its_product(tmp_path: Path) -> None:
+    """The weight gradient of a pointwise convolution computes its input, a Relu, without an array for it."""
+    manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), *_separable(8, 8), *_head(8))
+    step = gg.build(export(net, {"x": (1, 1, 16, 16)}, outputs=["y"]), "cross_entropy", OPTIMIZERS["sgd"]())
+    made = gg.export.c(step, tmp_path / "c")
+    one = 8 * 16 * 16 * 4
+    assert made.arena < 4.1 * one
+    assert train_beside(step, Program(tmp_path / "c"), 5, states=True) < 1e-5
+
+
+def test_variances_are_computed_again_instead_of_kept(tmp_path: Path) -> None:
+    """Of each frozen layer with BatchNormalization, only the centred output is kept, of 8 rows with 64 numbers."""
+    manual_seed(0)
+    count, row = 8, 64 * 4
+    layers = [m for _ in range(count) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    model = export(nn.Sequential(*layers, nn.Linear(64, CLASSES)), {"x": (8, 64)}, outputs=["y"])
+    norms = [f"{3 * i + 1}.weight" for i in range(count)]
+    step = gg.build(model, "cross_entropy", OPTIMIZERS["sgd"](), train=["*.bias", *norms])
+    made = gg.export.c(step, tmp_path / "c")
+    assert made.arena < (10 * 8 + 3) * row
+    assert train_beside(step, Program(tmp_path / "c"), 3) < 1e-5
