@@ -216,6 +216,8 @@ WRITERS = {
     "cli/demo.py": {"mkdir"},
     "gradgraph/runs/run_folder.py": {"mkdir", "open"},  # a line at the end of the commands of a run
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
+    "export/frozen_layers.py": {"mkdir"},
+    "gradgraph/runtime/features/kept_rows.py": {"mkdir", "open"},  # files count once their digest is written
     "gradgraph/chat/finetuning.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
