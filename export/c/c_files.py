@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ import numpy as np
 from gradgraph.errors import escaped_json
 from gradgraph.export.c.c_functions import Function, Unit
 from gradgraph.export.c.c_names import identifiers
-from gradgraph.export.c.c_plan import ALIGNMENT
+from gradgraph.export.c.c_plan import ALIGNMENT, aligned
 from gradgraph.export.c.c_text import at, elements, kernel_text
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import Tensor
@@ -32,7 +33,8 @@ def files(unit: Unit) -> dict[str, bytes]:
         "library.properties": writer.properties(),
         "manifest.json": writer.manifest(),
     }
-    return {name: text.encode() for name, text in contents.items()}
+    state = {"state.bin": writer.saved()} if unit.state else {}
+    return {**{name: text.encode() for name, text in contents.items()}, **state}
 
 
 class _Writer:
@@ -117,6 +119,7 @@ class _Writer:
         text = self.unit.text
         bodies = [(f, *self._body(f)) for f in self.unit.functions]
         written = [(f, make(), checks) for f, make, checks in bodies]
+        shared = set(text.arrays)  # all others are for trainer_init alone
         first = self._init()
         functions = text.functions()
         kernels = kernel_text(text.kernels)
@@ -136,8 +139,12 @@ class _Writer:
             *text.parameters(),
             "",
         ]
-        for name, tensor in text.arrays.items():
-            lines += [f"static const {tensor.c_type} {name}[{max(tensor.size, 1)}] = {{{elements(tensor) or '0'}}};"]
+        arrays = {
+            name: f"static const {tensor.c_type} {name}[{max(tensor.size, 1)}] = {{{elements(tensor) or '0'}}};"
+            for name, tensor in text.arrays.items()
+        }
+        lines += [line for name, line in arrays.items() if name in shared]
+        lines += self._weights([line for name, line in arrays.items() if name not in shared])
         lines += ["", kernels, "", *functions]
         lines += first
         for f, body, checks in written:
@@ -195,7 +202,7 @@ class _Writer:
         return [*lines, f"    return {self.upper}_OK;", "}", ""]
 
     def _init(self) -> list[str]:
-        lines = [f"void {self.name}_init({self.handle}) {{", "    memset(t, 0, sizeof *t);"]
+        lines, copied = [f"void {self.name}_init({self.handle}) {{", "    memset(t, 0, sizeof *t);"], []
         for name, tensor in self.unit.state.items():
             value = self.unit.initial[name]
             if not value.size or not value.any():
@@ -205,11 +212,26 @@ class _Writer:
                 lines.append(f"{loop}{literal(value.ravel()[0], tensor.dtype)};")
                 continue
             constant = Tensor(tensor.shape, tensor.dtype, name, "constant", np.ascontiguousarray(value))
-            lines.append(f"    memcpy(t->{self.fields[name]}, {self.unit.text.constant(constant)}, {tensor.nbytes});")
-        return [*lines, "}", ""]
+            copied.append(f"    memcpy(t->{self.fields[name]}, {self.unit.text.constant(constant)}, {tensor.nbytes});")
+        return [*lines, *self._weights(copied), "}", ""]
+
+    def _weights(self, lines: list[str]) -> list[str]:
+        """Return lines that a program without its first weights leaves out."""
+        return [f"#ifndef {self.upper}_NO_WEIGHTS", *lines, "#endif"] if lines else []
+
+    @property
+    def _layout(self) -> int:
+        """A checksum of names, types and shapes of the state, which saved bytes begin with."""
+        return zlib.crc32(";".join(f"{n}:{t.dtype}:{t.shape}" for n, t in self.unit.state.items()).encode())
+
+    def saved(self) -> bytes:
+        """Return the first state as ``trainer_save`` writes it."""
+        values = b"".join(
+            np.ascontiguousarray(self.unit.initial[n], t.dtype).tobytes() for n, t in self.unit.state.items()
+        )
+        return struct.pack("<III", 0x31544747, self._layout, zlib.crc32(values)) + values
 
     def _saving(self) -> list[str]:
-        described = ";".join(f"{n}:{t.dtype}:{t.shape}" for n, t in self.unit.state.items())
         parts = [f"    {{offsetof({self.name}_t, {self.fields[n]}), {t.nbytes}}}," for n, t in self.unit.state.items()]
         name, upper = self.name, self.upper
         return f"""/* where each state is, in the order of the saved bytes */
@@ -237,14 +259,14 @@ void {name}_save(const {name}_t *t, unsigned char *bytes) {{
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; to += parts[i++].size)
         memcpy(to, (const unsigned char *)t + parts[i].at, parts[i].size);
     put(bytes, 0x31544747u); /* GGT1 */
-    put(bytes + 4, 0x{zlib.crc32(described.encode()):08X}u);
+    put(bytes + 4, 0x{self._layout:08X}u);
     put(bytes + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
 }}
 
 int {name}_load({name}_t *t, const unsigned char *bytes) {{
     unsigned char head[{HEADER_BYTES}];
     put(head, 0x31544747u);
-    put(head + 4, 0x{zlib.crc32(described.encode()):08X}u);
+    put(head + 4, 0x{self._layout:08X}u);
     put(head + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
     if (memcmp(head, bytes, {HEADER_BYTES})) return {upper}_BAD_STATE;
     bytes += {HEADER_BYTES};
@@ -311,6 +333,9 @@ changes anything. To survive a power cut, keep two slots in flash and write them
 newer slot, and the other one if that returns `{self.upper}_BAD_STATE`. Numbers are stored in the byte order of the
 processor.
 """ if unit.state else ""  # fmt: skip
+        without = f"""- `-D{self.upper}_NO_WEIGHTS` leaves the first weights out of the program, which then has to read them from
+  `state.bin`, by `{self.name}_load`.
+""" if unit.state else ""  # fmt: skip
         return f"""# {self.name}
 
 C99 code without a runtime: `{self.name}.h` and `{self.name}.c`. It allocates no memory, calls nothing but `math.h` and
@@ -339,7 +364,17 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 - Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
 - Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
 - On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
-{saved}"""
+- WebAssembly: `{self.wasm_command()}` (`pip install ziglang`: `python -m ziglang cc`; wasi-sdk: `clang`). The module
+  imports nothing. `manifest.json` has the arguments of its functions, and the size of a `{self.name}_t`, which can lie
+  from `__heap_base` on.
+{without}{saved}"""
+
+    def wasm_command(self) -> str:
+        """Return the command that compiles the functions to a WebAssembly module without imports."""
+        own = ["init", *(f.suffix for f in self.unit.functions), *(("save", "load") if self.unit.state else ())]
+        exports = ",".join(f"--export={e}" for e in [*(f"{self.name}_{o}" for o in own), "__heap_base"])
+        flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os"
+        return f"zig cc {flags} {self.name}.c -o {self.name}.wasm -Wl,--strip-all,{exports}"
 
     def cmake(self) -> str:
         return f"""cmake_minimum_required(VERSION 3.10)
@@ -355,13 +390,27 @@ target_link_libraries(example {self.name})
 """
 
     def manifest(self) -> str:
-        """Return the memory sizes and the byte layout of a saved state, as JSON."""
+        """Return memory sizes, the byte layout of a saved state, and the arguments of the functions, as JSON."""
         state, at = [], HEADER_BYTES
         for name, tensor in self.unit.state.items():
-            entry = {"name": name, "c_name": self.fields[name], "dtype": tensor.dtype, "shape": list(tensor.shape)}
-            state.append({**entry, "saved_at": at})
+            state.append({**_described(name, tensor), "c_name": self.fields[name], "saved_at": at})
             at += tensor.nbytes
-        facts = {"c": self.name, "arena": self.unit.arena, "state_bytes": self.unit.state_bytes, "state": state}
+        functions = {
+            f.suffix: {
+                "inputs": [_described(n, t) for n, t in f.inputs.items()],
+                "results": [_described(n, t) for n, t in f.results.items()],
+            }
+            for f in self.unit.functions
+        }
+        fields = sum(max(t.size, 1) * np.dtype(t.dtype).itemsize for t in self.unit.state.values())
+        facts = {
+            "c": self.name,
+            "bytes": aligned(fields) + aligned(max(self.unit.arena, 1)),
+            "arena": self.unit.arena,
+            "state_bytes": self.unit.state_bytes,
+            "state": state,
+            "functions": functions,
+        }
         return escaped_json(json.dumps(facts, indent=1, ensure_ascii=False))
 
     def properties(self) -> str:
@@ -376,6 +425,10 @@ url=
 architectures=*
 includes={self.name}.h
 """
+
+
+def _described(name: str, tensor: Tensor) -> dict[str, object]:
+    return {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
 
 
 _KINDS = {
