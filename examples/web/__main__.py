@@ -80,6 +80,11 @@ def make_digits(folder: Path) -> None:
     for provider, backend in BACKENDS.items():
         step = gg.build(network(seed=0), "cross_entropy", gg.optim.adamw(1e-3), seed=0, backend=backend)
         step.save(folder / "steps" / provider)
+    make_digits_file(folder)
+
+
+def make_digits_file(folder: Path) -> None:
+    """digits.bin: all digits, then all pixels, from 0 to 16."""
     learned, held_out = split()
     digits, images = (np.concatenate([held_out[n], learned[n]]) for n in ("target", "x"))
     content = digits.astype(np.uint8).tobytes() + (images * 16).round().astype(np.uint8).tobytes()

@@ -333,8 +333,8 @@ changes anything. To survive a power cut, keep two slots in flash and write them
 newer slot, and the other one if that returns `{self.upper}_BAD_STATE`. Numbers are stored in the byte order of the
 processor.
 """ if unit.state else ""  # fmt: skip
-        without = f"""- `-D{self.upper}_NO_WEIGHTS` leaves the first weights out of the program, which then has to read them from
-  `state.bin`, by `{self.name}_load`.
+        without = f"""- `-D{self.upper}_NO_WEIGHTS` leaves out the first weights. The program then has to
+  load them from `state.bin` by `{self.name}_load`.
 """ if unit.state else ""  # fmt: skip
         return f"""# {self.name}
 
@@ -364,9 +364,12 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 - Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
 - Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
 - On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
-- WebAssembly: `{self.wasm_command()}` (`pip install ziglang`: `python -m ziglang cc`; wasi-sdk: `clang`). The module
-  imports nothing. `manifest.json` has the arguments of its functions, and the size of a `{self.name}_t`, which can lie
-  from `__heap_base` on.
+- WebAssembly, by Clang of Zig (`pip install ziglang`) or of wasi-sdk:
+
+    {self.wasm_command()}
+
+  The module imports nothing. `manifest.json` lists the arguments of its functions, and the size of a `{self.name}_t`,
+  for which there is room from `__heap_base` on, once the memory has grown.
 {without}{saved}"""
 
     def wasm_command(self) -> str:
@@ -374,7 +377,7 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
         own = ["init", *(f.suffix for f in self.unit.functions), *(("save", "load") if self.unit.state else ())]
         exports = ",".join(f"--export={e}" for e in [*(f"{self.name}_{o}" for o in own), "__heap_base"])
         flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os"
-        return f"zig cc {flags} {self.name}.c -o {self.name}.wasm -Wl,--strip-all,{exports}"
+        return f"python -m ziglang cc {flags} {self.name}.c -o {self.name}.wasm -Wl,--strip-all,{exports}"
 
     def cmake(self) -> str:
         return f"""cmake_minimum_required(VERSION 3.10)

@@ -15,6 +15,7 @@ import pytest
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 NEEDS_COMPILER = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+ZIG = Path(__file__).parents[2] / ".venv-runtimes" / "zig" / "bin" / "python"  # with Clang for many systems
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off")
 CHECKED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
 

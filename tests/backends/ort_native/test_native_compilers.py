@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gradgraph.backends.ort_native import flags
+from tests.kit.compiled_c import ZIG
 
-ZIG = Path(__file__).parents[3] / ".venv-runtimes" / "zig" / "bin" / "python"
 TARGETS = {
     "aarch64-macos": (),
     "x86_64-linux-gnu": ("-mcpu=haswell",),

@@ -66,7 +66,10 @@ def network(layers: str) -> onnx.ModelProto:
 def test_c_updates_weights_as_onnxruntime_does(optimizer: str, layers: str, tmp_path: Path) -> None:
     case = OPTIMIZERS[optimizer]
     model = network(layers)
-    others = [t.name for t in model.graph.initializer if case.only_matrices and len(t.dims) != 2]
-    step = gg.build(model, "mse", case.optimizer(), groups={name: gg.optim.adamw(1e-3) for name in others})
+    arguments = dict(case.arguments)
+    if case.only_matrices:
+        others = [t.name for t in model.graph.initializer if len(t.dims) != 2]
+        arguments["groups"] = {name: gg.optim.adamw(1e-3) for name in others}
+    step = gg.build(model, "mse", gg.optim.by_name(case.recipe, **arguments))
     gg.export.c(step, tmp_path / "c")
     assert train_beside(step, Program(tmp_path / "c"), 20) < 1e-5
