@@ -376,8 +376,8 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
         """Return the command that compiles the functions to a WebAssembly module without imports."""
         own = ["init", *(f.suffix for f in self.unit.functions), *(("save", "load") if self.unit.state else ())]
         exports = ",".join(f"--export={e}" for e in [*(f"{self.name}_{o}" for o in own), "__heap_base"])
-        flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os"
-        return f"python -m ziglang cc {flags} {self.name}.c -o {self.name}.wasm -Wl,--strip-all,{exports}"
+        flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os -s"
+        return f"python -m ziglang cc {flags} {self.name}.c -o {self.name}.wasm -Wl,{exports}"
 
     def cmake(self) -> str:
         return f"""cmake_minimum_required(VERSION 3.10)
