@@ -47,6 +47,7 @@ def zig(*arguments: str | Path, cwd: Path | None = None) -> None:
 
 
 @NEEDS_ZIG
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_webassembly_trains_as_onnxruntime_does(tmp_path: Path) -> None:
     """By the command in README.md, without weights in the module."""
@@ -70,6 +71,7 @@ def test_webassembly_trains_as_onnxruntime_does(tmp_path: Path) -> None:
 
 @NEEDS_ZIG
 @NEEDS_COMPILER
+@pytest.mark.timeout(900)
 @pytest.mark.sweep(0)  # Zig compiles a C library for each, once
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_compute_the_same(processor: str, tmp_path: Path) -> None:
