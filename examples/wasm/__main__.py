@@ -7,7 +7,6 @@ large tables.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 
 import gradgraph as gg
-from examples.web.__main__ import make_digits_file, serve
+from examples.web.__main__ import make_digits_file, write_and_serve
 from gradgraph import frontend
 from gradgraph.cli.digits import DigitNet
 
@@ -48,20 +47,5 @@ def compile_module(folder: Path) -> None:
     subprocess.run([python, *command.split(), "-DTRAINER_NO_WEIGHTS"], cwd=folder, check=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.wasm", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/wasm"), help="the folder of the page")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--no-serve", action="store_true", help="write the folder and end")
-    options = parser.parse_args()
-    make_site(options.out)
-    print(f"wrote {options.out}: static files, for any web server")
-    if options.no_serve:
-        return
-    with serve(options.out, options.port) as server:
-        print(f"open http://localhost:{server.server_port}/ (Ctrl-C ends it)", flush=True)
-        server.serve_forever()
-
-
 if __name__ == "__main__":
-    main()
+    write_and_serve("wasm", __doc__, make_site)

@@ -12,6 +12,7 @@ import http.server
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -150,18 +151,19 @@ def serve(folder: Path, port: int) -> http.server.ThreadingHTTPServer:
     return http.server.ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.web", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/web"), help="the folder of the page")
+def write_and_serve(name: str, about: str | None, make: Callable[[Path], object], pages: str = "/") -> None:
+    """Parse the command line of ``python -m examples.<name>``, write the site by ``make``, and serve it."""
+    parser = argparse.ArgumentParser(prog=f"python -m examples.{name}", description=about)
+    parser.add_argument("--out", type=Path, default=Path("build") / name, help="the folder of the page")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--no-serve", action="store_true", help="write the folder and end")
     options = parser.parse_args()
-    make_site(options.out)
+    make(options.out)
     print(f"wrote {options.out}: static files, for any web server")
     if options.no_serve:
         return
     with serve(options.out, options.port) as server:
-        print(f"open http://localhost:{server.server_port}/ or /{TEACH}/ (Ctrl-C ends it)", flush=True)
+        print(f"open http://localhost:{server.server_port}{pages} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -169,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_and_serve("web", __doc__, make_site, f"/ or /{TEACH}/")

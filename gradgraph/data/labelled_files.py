@@ -18,8 +18,8 @@ from gradgraph.data.labels import Labels
 from gradgraph.data.preprocess.frames import is_table
 from gradgraph.data.record.classes import Classes
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TensorSpec
-from gradgraph.data.tables import check_some, column_of, columns_in, is_table_file, read_table, written_in
+from gradgraph.data.record.specs import TensorSpec, check_some
+from gradgraph.data.tables import column_of, columns_in, is_table_file, read_table, written_in
 from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 
 

@@ -19,7 +19,7 @@ from gradgraph.data.preprocess.drift import Drift
 from gradgraph.data.preprocess.frames import EXACT, Frame, is_gap, text_of, with_numbers
 from gradgraph.data.record.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, check_some, numpy_dtype
 from gradgraph.errors import DataError, Remedies, UnmatchedError, counted, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
@@ -262,12 +262,6 @@ def first_row(path: Path) -> list[Any]:
         return list(row.values()) if isinstance(row, dict) else []
     except (UnreadableError, OSError):
         return []  # reading the whole file raises the error
-
-
-def check_some(rows: int, where: str = "the data are") -> None:
-    """Raise DataError if there are no samples; ``where`` begins the message, such as ``'a.csv' is``."""
-    if rows == 0:
-        raise DataError(f"{where} empty; give at least one sample")
 
 
 def columns_of(
@@ -579,17 +573,13 @@ def array_labels(
     if values.dtype.kind not in "iufbOUT" or values.size != len(values) or not values.size:
         return None
     values = values.reshape(-1)
-    if not _are_labels(values, spec, classes) or (classes is None and _are_numbers_of_classes(values, spec)):
+    are_indices = values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
+    if not _are_labels(values, spec, classes) or (classes is None and are_indices):
         return None
     numbers, classes = labelled(values, spec, classes, f"'{shown(spec.name)}'", whole=whole)
     if not classes.names and kind_of(values) == "number":
         return None
     return numbers.reshape((-1,) if len(spec.shape) == 1 else (-1, 1)), classes.of(spec.name)
-
-
-def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
-    """Whether the values are numbers below the number of classes, and thus usable as class indices."""
-    return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.graph.shape_inference import shape_of
 
 Dim = int | str | None
@@ -75,3 +75,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
             return found
     raise ModelError(f"'{shown(name)}' is not an ONNX element type; use names such as float32 or int64")
+
+
+def check_some(rows: int, where: str = "the data are") -> None:
+    """Raise DataError if there are no samples; ``where`` begins the message, such as ``'a.csv' is``."""
+    if rows == 0:
+        raise DataError(f"{where} empty; give at least one sample")

@@ -37,12 +37,12 @@ from gradgraph.data.prefetch import prefetched
 from gradgraph.data.preprocess.frames import Frame, is_table
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.matching import Declared, check_same
-from gradgraph.data.record.specs import TargetSpec, TensorSpec
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, check_some
 from gradgraph.data.shards.shards import is_shards, shards
 from gradgraph.data.shuffling import permutation
 from gradgraph.data.sounds import SOUNDS, folder, table
 from gradgraph.data.sources.map_style import MapStyle
-from gradgraph.data.tables import check_some, first_row, is_table_file, read_table
+from gradgraph.data.tables import first_row, is_table_file, read_table
 from gradgraph.errors import DataError, counted, shown
 from gradgraph.files.mapped import is_mapped
 
