@@ -11,6 +11,7 @@ tests run without, and so they do with GRADGRAPH_NATIVE_KERNELS=0.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import zlib
@@ -22,6 +23,10 @@ from gradgraph.backends.ort_native import in_use
 from tests.kit import compiled_kernels
 
 os.environ["GRADGRAPH_OPENINGS"] = "off"  # what an earlier run has left decides nothing
+# Tests leave plain sessions of onnxruntime in cycles. A forked process that collected them would wait forever for the
+# threads of their pools, which it does not have (``gradgraph.machine.forked_sessions``).
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

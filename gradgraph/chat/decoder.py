@@ -22,6 +22,7 @@ from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, ModelError, shown
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
+from gradgraph.machine.forked_sessions import survives_forks
 from gradgraph.runtime.execution.session import explained
 from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE
 from gradgraph.surgery.ort_adapters import SUFFIX
@@ -68,7 +69,7 @@ class Decoder:
         halves = onnx.TensorProto.FLOAT16
         options.enable_mem_reuse = all(v.type.tensor_type.elem_type != halves for v in graph.input)
         with explained(f"onnxruntime rejects the model '{shown(model)}'"):
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = survives_forks(ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
         self._inputs = {v.name: v for v in self._session.get_inputs()}
         self._outputs = {v.name: v for v in self._session.get_outputs()}
         self._past = self._paired(model)

@@ -28,6 +28,7 @@ from gradgraph.backends.ort_native.chosen_precision import at_precision
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.machine import custom_ops
+from gradgraph.machine.forked_sessions import survives_forks
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.useless_optimizations import useless_optimizations
@@ -338,12 +339,14 @@ def create_session(
     read = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
     with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read, memory(settings):
         warnings.simplefilter("ignore", UserWarning)  # onnxruntime's only sign of a fallback; checked below instead
-        session = options.session_type(
-            content,
-            settings,
-            providers=list(placement.providers),
-            enable_fallback=0,
-            disabled_optimizers=useless_optimizations(model),
+        session = survives_forks(
+            options.session_type(
+                content,
+                settings,
+                providers=list(placement.providers),
+                enable_fallback=0,
+                disabled_optimizers=useless_optimizations(model),
+            )
         )
     annotated = cast("Any", session)
     annotated.gradgraph_weights = weights  # onnxruntime reads this memory, but does not keep it alive
