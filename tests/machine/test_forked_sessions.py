@@ -24,7 +24,9 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 folder, way = sys.argv[1:]
 batch = {"x": np.ones((4, 8), np.float32), "target": np.zeros(4, np.int64)}
 held = gg.Trainer(folder, device="cpu", options=RuntimeOptions(threads=2))
-{"step": lambda: held.step(batch), "evaluate": lambda: held.evaluate([batch]), "predict": lambda: held.predict(batch)}[way]()
+runs = {"step": held.step, "evaluate": lambda x: held.evaluate([x]), "predict": held.predict}
+runs[way](batch)
+del runs
 gc.disable()
 cycle = [held]
 cycle.append(cycle)
