@@ -57,4 +57,4 @@ def test_workers_that_are_forked_read_data_while_a_trainer_lives() -> None:
     rows = [{"x": np.ones(8, np.float32), "target": np.int64(0)} for _ in range(32)]
     loader = data.DataLoader(rows, batch_size=8, num_workers=2, multiprocessing_context="fork")
     trainer.fit(loader, epochs=2)
-    assert trainer.progress.step == 8
+    assert trainer.progress.steps == 8
