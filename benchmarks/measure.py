@@ -27,10 +27,12 @@ class Plan:
     Attributes:
         rounds: turns of each library.
         turn: seconds of a turn, which has at least one step.
+        most: seconds after which a library has no further turns.
     """
 
     rounds: int = 12
     turn: float = 0.25
+    most: float = 15
 
 
 def measure(
@@ -97,7 +99,7 @@ def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan
     steps = dict.fromkeys(running, 1)
     for turn in range(plan.rounds + 1):
         for name, process in running.items():
-            if "cannot" in rows[name]:
+            if "cannot" in rows[name] or sum(seconds[name]) > plan.most:
                 continue
             reply = process.ask("time", STEP_LIMIT + 2 * plan.turn, steps=steps[name])
             if "cannot" in reply:
