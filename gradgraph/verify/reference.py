@@ -18,8 +18,9 @@ from onnx.reference.op_run import OpRun
 
 from gradgraph.files.external import is_external
 from gradgraph.files.mapped import pieces
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import proto_nodes, reads
 from gradgraph.files.streamed import without_weights
+from gradgraph.graph.checks import DRAWING
 from gradgraph.verify import (  # noqa: F401  (importing these modules fills the list of kernels)
     kernels_control,
     kernels_conv,
@@ -67,7 +68,6 @@ class Oracle:
         self._evaluator = ReferenceEvaluator(model, new_ops=[*KERNELS, *_ADDED.values()])
         self._weights = _Weights(weights or {})
         self._reads = [reads(node) for node in model.graph.node]
-        self._last = {name: i for i, names in enumerate(self._reads) for name in names}
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(self.stream(feeds))
@@ -75,14 +75,22 @@ class Oracle:
 
     def stream(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield each output with its name, as soon as it is computed; unused values are freed on the way."""
-        known = {"": None, **self._evaluator.rt_inits_, **feeds}
+        return self._run(feeds, range(len(self._reads)), {})
+
+    def _run(
+        self, feeds: Mapping[str, Any], places: Iterable[int], computed: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the outputs as :meth:`stream` does, but run only the nodes at ``places``; others are ``computed``."""
+        known = {"": None, **self._evaluator.rt_inits_, **computed, **feeds}
         wanted = set(self.outputs)
         for name in wanted & {*known, *self._weights.names}:
             yield name, _as_array(known[name] if name in known else self._weights[name])
-        for place, (node, names) in enumerate(zip(self._evaluator.rt_nodes_, self._reads, strict=True)):
+        last = {name: place for place in places for name in self._reads[place]}
+        for place in places:
+            node, names = self._evaluator.rt_nodes_[place], self._reads[place]
             self._compute(node, names, known)
             for name in (*node.output, *names):
-                read_later = self._last.get(name, -1) > place
+                read_later = last.get(name, -1) > place
                 if name in node.output and name in wanted:
                     yield name, _as_array(known[name] if read_later else known.pop(name))
                 elif name and not read_later:
@@ -97,6 +105,76 @@ class Oracle:
         with np.errstate(all="ignore"):
             outputs = node.run(*inputs, **({"context": seen} if node.need_context() else {}))
         known.update(zip(node.output, outputs, strict=False))
+
+
+MOST_REMEMBERED, LARGEST_REMEMBERED = 1 << 28, 1 << 22  # bytes of all remembered values, and of each
+
+
+class RepeatedOracle(Oracle):
+    """An oracle for many runs whose feeds differ in few arrays: what does not depend on these is computed once.
+
+    A feed has not changed if it is the same object as in the first run. Values of the first run are remembered if they
+    depend on feeds and are small; other values are computed again for the nodes that read them. Operators that draw
+    random numbers, and those of other domains, always run. If all feeds have changed, the run counts as the first.
+    """
+
+    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+        super().__init__(model, weights)
+        nodes = self._evaluator.rt_nodes_
+        self._made = [tuple(filter(None, node.output)) for node in nodes]
+        self._maker = {name: place for place, names in enumerate(self._made) for name in names}
+        self._varying = {i for i, node in enumerate(nodes) if any(map(_varies, proto_nodes([node.onnx_node])))}
+        self._first: Mapping[str, Any] | None = None
+        self._remembered: dict[str, Any] = {}
+        self._of_feeds, self._room = set[int](), 0  # nodes whose results are to be remembered, and bytes left for them
+
+    def stream(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        first = self._first or {}
+        changed = {name for name in {*feeds, *first} if feeds.get(name) is not first.get(name)}
+        return self._run_first(feeds) if changed.issuperset(first) else self._run_changed(feeds, changed)
+
+    def _run_first(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        self._first, self._remembered, self._room = None, {}, MOST_REMEMBERED
+        self._of_feeds = self._depending(set(feeds), set())
+        yield from self._run(feeds, range(len(self._reads)), {})
+        self._first, self._of_feeds = dict(feeds), set()
+
+    def _run_changed(self, feeds: Mapping[str, Any], changed: set[str]) -> Iterator[tuple[str, Any]]:
+        places = self._depending(changed, self._varying)
+        stale = {name for place in places for name in self._made[place]}
+        known = {name: value for name, value in self._remembered.items() if name not in stale}
+        waiting = [*self.outputs, *(name for place in places for name in self._reads[place])]
+        while waiting:
+            name = waiting.pop()
+            place = self._maker.get(name)
+            if place is not None and place not in places and name not in known:
+                places.add(place)
+                waiting += self._reads[place]
+        return self._run(feeds, sorted(places), known)
+
+    def _depending(self, names: set[str], places: set[int]) -> set[int]:
+        """Return ``places`` and all nodes that depend on them or on the values ``names``."""
+        found, names = set(places), set(names)
+        for place, read in enumerate(self._reads):
+            if place in found or not names.isdisjoint(read):
+                found.add(place)
+                names.update(self._made[place])
+        return found
+
+    def _compute(self, node: OpRun, names: Iterable[str], known: dict[str, Any]) -> None:
+        super()._compute(node, names, known)
+        if not self._of_feeds or self._maker[next(filter(None, node.output))] not in self._of_feeds:
+            return
+        for name in filter(None, node.output):
+            value = known[name]
+            if isinstance(value, np.ndarray) and value.nbytes <= min(LARGEST_REMEMBERED, self._room):
+                self._room -= value.nbytes
+                self._remembered[name] = value
+
+
+def _varies(node: onnx.NodeProto) -> bool:
+    """Whether the results of ``node`` may differ between runs with equal inputs."""
+    return bool(node.domain) or node.op_type in (*DRAWING, "Dropout")
 
 
 def _as_array(value: Any) -> Any:
@@ -255,10 +333,10 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.LazyTensor(read, ir.DataType.DOUBLE, ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
-def oracle_of(model: ir.Model) -> Oracle:
+def oracle_of(model: ir.Model) -> RepeatedOracle:
     """Return an oracle that runs ``model``, and reads large weights from their files when a node needs them."""
     proto, weights = without_weights(model)
     inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(inside)
-    return Oracle(proto, weights)
+    return RepeatedOracle(proto, weights)
