@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 
 from gradgraph.arguments import checked, instance
 from gradgraph.errors import ModelError, shown
@@ -17,6 +22,7 @@ from gradgraph.files.external import is_external
 from gradgraph.files.float16_weights import LEAST, STORED
 from gradgraph.files.mapped import forget_pages
 from gradgraph.passes.normal.edit import names_of, next_free
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.step.folder import copied
 from gradgraph.step.step import Step
 
@@ -121,15 +127,12 @@ def store_as_float16(model: ir.Model) -> Float16Storage:
         before, after = before + tensor.nbytes, after + tensor.nbytes
         if tensor.dtype != ir.DataType.FLOAT or tensor.size < LEAST or value.is_graph_input():
             continue
-        wide, narrow = tensor.numpy(), _narrow(tensor)
-        if not np.isfinite(narrow).all():
+        errors = _errors(tensor)
+        if errors is None:
             kept.append(name)
             continue
-        error = np.abs(narrow.astype(np.float32) - wide)
-        largest, count, after = max(largest, float(error.max())), count + 1, after - narrow.nbytes
-        norm = float(np.linalg.norm(wide))
-        relative = max(relative, float(np.linalg.norm(error)) / norm if norm else 0.0)
-        forget_pages(wide)
+        largest, relative = max(largest, errors[0]), max(relative, errors[1])
+        count, after = count + 1, after - tensor.nbytes // 2
         stem = next_free(name, taken)
         taken.add(stem)
         casts.append(_widened_in(graph, value, tensor, f"{stem}{STORED}"))
@@ -140,12 +143,53 @@ def store_as_float16(model: ir.Model) -> Float16Storage:
     return Float16Storage(model, count, before, after, largest, relative, tuple(kept))
 
 
-def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
+# onnxruntime converts ten times as fast as NumPy, which does not use the processor's instruction for it
+_ROUNDING = """<ir_version: 10, opset_import: ["" : 21]>
+  rounding (float[n] x) => (float16[n] y, float largest, float error, float square) {
+    y = Cast <to = 10> (x)
+    wide = Cast <to = 1> (y)
+    difference = Sub(wide, x)
+    size = Abs(difference)
+    largest = ReduceMax <keepdims = 0> (size)
+    error = ReduceSumSquare <keepdims = 0> (difference)
+    square = ReduceSumSquare <keepdims = 0> (x) }"""
+_PIECE = 1 << 18  # elements rounded at a time, which stay in the processor's cache
+
+
+@functools.cache
+def _rounding() -> ort.InferenceSession:
+    options = RuntimeOptions(flush_denormals=False, native_kernels=False)
+    return create_session(onnx.parser.parse_model(_ROUNDING), Placement.choose("cpu"), options)
+
+
+def _rounded(tensor: ir.TensorProtocol, *outputs: str) -> Iterator[tuple[slice, Sequence[Any]]]:
+    """Yield slices of the flattened float32 ``tensor``, each with these outputs of ``_ROUNDING`` for the slice."""
     wide = tensor.numpy()
-    with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float16)
+    flat = np.ascontiguousarray(wide).reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        part = slice(start, start + _PIECE)
+        yield part, cast("Sequence[Any]", _rounding().run(outputs, {"x": flat[part]}))
     forget_pages(wide)
+
+
+def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
+    narrow = np.empty(tensor.shape.numpy(), np.float16)
+    for part, (rounded,) in _rounded(tensor, "y"):
+        narrow.reshape(-1)[part] = rounded
     return narrow
+
+
+def _errors(tensor: ir.TensorProtocol) -> tuple[float, float] | None:
+    """Return the largest absolute rounding error, and the norm of all errors over the norm of ``tensor``.
+
+    None if float16 cannot represent an element.
+    """
+    largest = errors = squares = 0.0
+    for _, (most, error, square) in _rounded(tensor, "largest", "error", "square"):
+        largest, errors, squares = max(largest, float(most)), errors + float(error), squares + float(square)
+    if not math.isfinite(errors):
+        return None
+    return largest, math.sqrt(errors / squares) if squares else 0.0
 
 
 def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, called: str) -> ir.Node:
@@ -155,8 +199,8 @@ def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, cal
     stored = ir.Value(name=called, type=ir.TensorType(half), shape=shape, const_value=kept)
     graph.initializers.pop(name)
     graph.register_initializer(stored)
-    cast = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, name=f"{name}.widen")
-    value.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
-    made = cast.outputs[0]
+    widened = ir.node("Cast", [stored], {"to": ir.DataType.FLOAT}, name=f"{name}.widen")
+    value.replace_all_uses_with(widened.outputs[0], replace_graph_outputs=True)
+    made = widened.outputs[0]
     made.name, made.type, made.shape = name, ir.TensorType(ir.DataType.FLOAT), shape
-    return cast
+    return widened

@@ -14,6 +14,7 @@ from onnxruntime.tools.reduced_build_config_parser import parse_config
 import gradgraph as gg
 from gradgraph import export
 from gradgraph.errors import ArgumentError, BuildError, ModelError, OutputError, UnknownNameError
+from gradgraph.export import storage
 from gradgraph.frontend import nn
 from gradgraph.step.manifest import Manifest
 from tests.backends.test_other_runtimes import small_cnn
@@ -119,6 +120,36 @@ def wide_model() -> onnx.ModelProto:
         [onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def every_rounding() -> np.ndarray[Any, Any]:
+    """Each float16 number, the middle between each two, and its neighbours in float32."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    known = np.unique(halves[np.isfinite(halves)]).astype(np.float32)
+    middles = ((known[1:].astype(np.float64) + known[:-1]) / 2).astype(np.float32)
+    return np.concatenate([known, *(np.nextafter(middles, np.float32(end)) for end in (-1e9, 1e9)), middles])
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 18])
+def test_each_number_is_rounded_to_nearest_even(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_PIECE", piece)
+    numbers = every_rounding()
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g () => (float[n] y) { y = Neg(w) }')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "w"))
+    stored = export.float16_storage(model)
+    rounded = onnx.numpy_helper.to_array(stored.result.graph.initializer[0])
+    np.testing.assert_array_equal(rounded.view(np.uint16), numbers.astype(np.float16).view(np.uint16))
+    error = np.abs(numbers.astype(np.float16).astype(np.float64) - numbers)
+    assert stored.largest_error == error.max()
+    assert stored.relative_error == pytest.approx(np.linalg.norm(error) / np.linalg.norm(numbers), rel=1e-5)
+
+
+@pytest.mark.parametrize("one", [65520.0, np.inf, np.nan])
+def test_numbers_beyond_float16_stay(one: float) -> None:
+    numbers = np.append(np.ones(400, np.float32), np.float32(one))
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g () => (float[n] y) { y = Neg(w) }')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "w"))
+    assert export.float16_storage(model).kept == ("w",)
 
 
 def test_weights_are_stored_as_float16_and_the_error_is_said() -> None:
