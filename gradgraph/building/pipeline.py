@@ -21,7 +21,7 @@ from gradgraph.autodiff.separate_buffers import separate_buffers
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import write_for, write_init_for
 from gradgraph.backends.missing_kernels import write_missing_kernels
-from gradgraph.building.draft import Draft
+from gradgraph.building.draft import Draft, Part
 from gradgraph.building.eval_model import eval_graph
 from gradgraph.building.interface import write_interface
 from gradgraph.building.named_steps import (
@@ -193,6 +193,7 @@ def weights(draft: Draft) -> Draft:
         part.objective = part.objective_for(part.model.graph)
         part.read = part.objective.read(part.model.graph)
         part.trained = parameters_of(part.model, part.read, own.train, own.freeze, part.below)
+        _keep_frozen_pairs(draft.model, part)
         by_default = is_default(own.train, (*as_names(own.freeze), *part.below))
         found |= dict.fromkeys(part.doubts)
         found |= dict.fromkeys(review(part.model.graph, part.read, part.trained, by_default))
@@ -205,6 +206,24 @@ def weights(draft: Draft) -> Draft:
     for line in draft.reported:
         log.info("%s", line)
     return draft
+
+
+def _keep_frozen_pairs(model: ir.Model, part: Part) -> None:
+    """Restore the quantization nodes of ``model``, the model of ``part`` before ``pass_quantization``, that are frozen.
+
+    No gradient passes through them, and onnxruntime computes what is between them in integers.
+    """
+    if _pairs(model) == _pairs(part.model):
+        return
+    part.model = model.clone()
+    pass_quantization(part.model, part.trained)
+    record_layouts(part.model.graph)
+    part.objective = part.objective_for(part.model.graph)
+    part.read = part.objective.read(part.model.graph)
+
+
+def _pairs(model: ir.Model) -> int:
+    return sum(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph)
 
 
 def train_graphs(draft: Draft) -> Draft:

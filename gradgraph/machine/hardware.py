@@ -60,6 +60,19 @@ def instructions() -> str:
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 
+def is_x86() -> bool:
+    """Return whether this is an x86 processor, of 32 or 64 bits."""
+    return platform.machine().lower() in ("amd64", "i386", "i686", "x86", "x86_64")
+
+
+def saturates() -> bool:
+    """Return whether onnxruntime's sums of 8-bit products may saturate at 16 bits: on x86 processors without VNNI.
+
+    An x86 processor whose instructions are unknown counts as one without.
+    """
+    return is_x86() and {"avx512_vnni", "avx_vnni"}.isdisjoint(instructions().split())
+
+
 def levels() -> list[str]:
     """Return the names in LEVELS that this processor supports, as the system reports them; the highest is last."""
     listed, found = set(instructions().split()), []

@@ -73,7 +73,7 @@ class Quantized:
     outputs: Mapping[str, Compared]
 
     def __str__(self) -> str:
-        what = f"data are int8, {_SEVEN_BITS}" if self.samples else "weights are int8"
+        what = f"data are uint8, {_SEVEN_BITS}" if self.samples else "weights are int8"
         where = f"on {self.samples:,} samples" if self.samples else "on random data"
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.outputs.items())
         held = f"; {where}, against the float model: {said}" if said else "; no random data fit the model"
@@ -92,9 +92,9 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         batch_size: samples per run; a model with a fixed batch size uses its own.
 
     Returns:
-        The model with QuantizeLinear/DequantizeLinear pairs, int8 with one scale for each output channel of a weight,
-        and the deviation of its outputs from those of ``model``. Weights that multiply integers range from -64 to 64,
-        as onnxruntime saturates larger ones on x86 processors without VNNI.
+        The model with QuantizeLinear/DequantizeLinear pairs: data in uint8, weights in int8 with one scale for each
+        output channel, and the deviation of its outputs from those of ``model``. Weights that multiply integers range
+        from -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
 
     Raises:
         DataError: the data do not fit the model.

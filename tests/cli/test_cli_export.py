@@ -45,7 +45,7 @@ def test_int8_in_one_go(cli: Cli, run: Path, calibration: tuple[str, ...]) -> No
     assert 0 < told["quantized_outputs"]["logits"]["relative"] < 0.1
     assert 0 < told["compared"]["logits"]["relative"] < 0.1
     assert onnx.TensorProto.INT8 in {t.data_type for t in onnx.load("int8.onnx").graph.initializer}
-    words = "data are int8, weights int8 from -64 to 64" if calibration else "weights are int8: "
+    words = "data are uint8, weights int8 from -64 to 64" if calibration else "weights are int8: "
     assert words in cli("export", "step", *given).err
 
 

@@ -186,7 +186,7 @@ def test_large_weights_become_what_onnxruntime_makes_of_them(
     network: Callable[[str | int], onnx.ModelProto], shape: tuple[int, ...], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """To the last bit, though its quantiser sees their ranges alone: all weights count as large here."""
-    from onnxruntime.quantization import quantize_static
+    from onnxruntime.quantization import QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     model, x = network("batch"), data(shape)
@@ -194,7 +194,8 @@ def test_large_weights_become_what_onnxruntime_makes_of_them(
     quant_pre_process(tmp_path / "m.onnx", tmp_path / "prepared.onnx", skip_symbolic_shape=True)
     batches = iter([{"x": x[:32]}, {"x": x[32:64]}, {"x": x[64:]}])
     reader = type("Reader", (), {"get_next": lambda _: next(batches, None)})()
-    quantize_static(tmp_path / "prepared.onnx", tmp_path / "int8.onnx", reader, per_channel=True, reduce_range=True)
+    quantize_static(tmp_path / "prepared.onnx", tmp_path / "int8.onnx", reader, per_channel=True, reduce_range=True,
+                    activation_type=QuantType.QUInt8)  # fmt: skip
     expected = onnx.load(tmp_path / "int8.onnx")
     monkeypatch.setattr(calibrated_model, "LEAST_BYTES", 1)
     found = gg.quantize(model, {"x": x}).result

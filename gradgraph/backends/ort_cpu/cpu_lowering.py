@@ -23,12 +23,15 @@ from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.backends.ort_cpu.float16_rounding import round_in_between
+from gradgraph.backends.ort_cpu.integer_groups import hide_integer_groups, show_integer_groups
 from gradgraph.backends.ort_cpu.packed_products import multiply_packed
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_cpu.scalars import reshape_numbers
 from gradgraph.backends.ort_cpu.stacked_products import stack_products
 from gradgraph.passes.rewrites import Rewrite
 
+HIDDEN = Rewrite(hide_integer_groups, "onnxruntime fuses standard operators only; no rewrite below sees these")
+SHOWN = Rewrite(show_integer_groups, "every rewrite has run")
 PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rewrites do not see their products")
 HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
 FEW_ROWS = Rewrite(stack_products, "products of few rows read their weight once; forms then see a single product")
@@ -39,6 +42,7 @@ NUMBERS = Rewrite(reshape_numbers, "scalars get the rank of the tensors that for
 
 LOWERING = Lowering(
     before=(
+        HIDDEN,
         PACKED,
         HALVES,
         FEW_ROWS,
@@ -53,7 +57,7 @@ LOWERING = Lowering(
         ),
     ),
     after=(NUMBERS,),
-    last=(CHEAP,),
+    last=(CHEAP, SHOWN),
 )
 
 

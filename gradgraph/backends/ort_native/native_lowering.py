@@ -6,7 +6,7 @@ from functools import partial
 
 from gradgraph.backends.backend import Layout, Lowering
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
-from gradgraph.backends.ort_cpu.cpu_lowering import CHEAP, FEW_ROWS, HALVES, NORMS, NUMBERS, PACKED
+from gradgraph.backends.ort_cpu.cpu_lowering import CHEAP, FEW_ROWS, HALVES, HIDDEN, NORMS, NUMBERS, PACKED, SHOWN
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_native.chains import fuse_chains
@@ -23,6 +23,7 @@ from gradgraph.passes.rewrites import Rewrite
 
 LOWERING = Lowering(
     before=(
+        HIDDEN,
         Rewrite(multiply_stored, "low-bit weights are dequantized in the cache of their product"),
         Rewrite(compute_scores_in_chunks, "it copies nodes of losses and gradients, to which later forms apply"),
         PACKED,
@@ -52,5 +53,6 @@ LOWERING = Lowering(
     last=(
         CHEAP,
         Rewrite(fuse_chains, "remaining connected elementwise nodes become one kernel"),
+        SHOWN,
     ),
 )

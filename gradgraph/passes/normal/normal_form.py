@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from gradgraph.passes.normal.functions.function_bodies import instantiate_body
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_old
 from gradgraph.passes.normal.opsets.upgrade import FULLY_INFERRED
-from gradgraph.passes.normal.order import AT_ONE_OPSET, QUANTIZATION, reading
+from gradgraph.passes.normal.order import AT_ONE_OPSET, quantization, reading
 from gradgraph.passes.normal.sizes.infer import infer_shapes, objection
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
 from gradgraph.passes.rewrites import run
@@ -112,9 +112,12 @@ def blaming(model: Source) -> Iterator[None]:
         raise ModelError(f"ONNX finds a fault in the model: {words}; correct it, or export it again") from error
 
 
-def pass_quantization(model: ir.Model) -> None:
-    """Rewrite QuantizeLinear and DequantizeLinear as arithmetic, in place, if ``straight_through`` is requested."""
-    run(QUANTIZATION, model)
+def pass_quantization(model: ir.Model, trained: Collection[str] | None = None) -> None:
+    """Rewrite QuantizeLinear and DequantizeLinear as arithmetic, in place, if ``straight_through`` is requested.
+
+    With ``trained``, only pairs that depend on these weights are rewritten: no gradient passes through the others.
+    """
+    run(quantization(trained), model)
 
 
 def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:

@@ -113,10 +113,14 @@ AFTER_A_ROUND = (
     Rewrite(_gather_kept, "branches may have contained Constant nodes, which the next round reads as initializers"),
     Rewrite(infer_shapes, "known sizes determine others"),
 )
-QUANTIZATION = (
-    Rewrite(
-        write_fake_quantization,
-        "on request only; checks and verdicts must see the operators as in the file",
-        then=(_write_all_defaults, infer_shapes, remove_unused),
-    ),
-)
+
+
+def quantization(trained: Collection[str] | None) -> tuple[Rewrite, ...]:
+    """Return the passes that let gradients pass through quantization; for ``trained`` see ``pass_quantization``."""
+    return (
+        Rewrite(
+            partial(write_fake_quantization, trained=trained),
+            "on request only; checks and verdicts must see the operators as in the file",
+            then=(_write_all_defaults, infer_shapes, remove_unused),
+        ),
+    )

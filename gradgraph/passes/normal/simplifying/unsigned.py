@@ -19,12 +19,15 @@ _MOVING = frozenset({"Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Trans
 _SHIFT = 128
 
 
-def write_unsigned(model: ir.Model) -> None:
-    """Convert int8 QuantizeLinear nodes read only by DequantizeLinear, and these readers, to uint8, in place."""
+def write_unsigned(model: ir.Model, everywhere: bool = False) -> None:
+    """Convert int8 QuantizeLinear nodes read only by DequantizeLinear, and these readers, to uint8, in place.
+
+    With ``everywhere``, also where the optimizer would not break them.
+    """
     editor = Editor(model)
     for node in calls_of(model, "QuantizeLinear"):
         readers = list(node.outputs[0].consumers())
-        if _is_read_by(node, readers) and _might_be_copied(node, readers):
+        if _is_read_by(node, readers) and (everywhere or _might_be_copied(node, readers)):
             zeros = {n: zero for n in (node, *readers) if (zero := _zero_point(n)) is not None}
             if len(zeros) == len({node, *readers}):
                 _shift(editor, node, zeros)

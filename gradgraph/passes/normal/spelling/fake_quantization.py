@@ -1,5 +1,8 @@
 """Pass, on request: rewrite each QuantizeLinear followed by a DequantizeLinear as float arithmetic.
 
+Pairs that compute the same in each step, in frozen layers, may stay as they are: no gradient passes through them, and
+runtimes compute what is between them in integers.
+
 The pair with scale s and zero point z becomes ``y = (clip(round(x / s) + z, lowest, highest) - z) · s``. This is equal
 bit for bit to the result of the pair, but has no integers, so that gradients can pass through it: with a
 straight-through Round (``gradgraph.extend.straight_through``), or, in a model marked as QUANTISED, with the rounding
@@ -14,13 +17,14 @@ of r is that of s divided by s, so that a step in r moves s like a step in s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.files.model_metadata import learned_ranges
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.marks import QUANTISED, is_marked_constant, mark_detached
 from gradgraph.graph.nodes import made_by, source_of
 from gradgraph.graph.quantisers import INTEGER_RANGES
@@ -36,8 +40,11 @@ def want_arithmetic(wanted: bool) -> None:
     _wanted = wanted
 
 
-def write_fake_quantization(model: ir.Model) -> bool:
+def write_fake_quantization(model: ir.Model, trained: Collection[str] | None = None) -> bool:
     """Rewrite each DequantizeLinear that undoes a QuantizeLinear; return True if there were any.
+
+    ``trained`` are the names of the trained weights: pairs of the main graph that depend on none of them stay. By
+    default, no pair stays.
 
     1. Both nodes must have the same scale, zero point, axis and blocks.
     2. The integers have 4, 8 or 16 bits and may be clipped; a pair through float8 stays.
@@ -48,8 +55,11 @@ def write_fake_quantization(model: ir.Model) -> bool:
     if not _wanted and not straight:
         return False
     learned = _computed_from([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
+    moving = None if trained is None else _depending(model.graph, trained)
     editor, changed = Editor(model), False
     for node in calls_of(model, "DequantizeLinear"):
+        if moving is not None and node.graph is model.graph and moving.isdisjoint(node.inputs):
+            continue
         clip = made_by(node.inputs[0], "Clip")
         whole = node.inputs[0] if clip is None else clip.inputs[0]
         before = None if whole is None else whole.producer()
@@ -70,6 +80,17 @@ def write_fake_quantization(model: ir.Model) -> bool:
         editor.replace(node, _arithmetic(editor.op, number, scale, zero, limits, straight, **_blocks(node)))
         changed = True
     return changed
+
+
+def _depending(graph: ir.Graph, names: Collection[str]) -> set[ir.Value]:
+    """Return the values of ``graph``, without those in bodies, that depend on the initializers ``names``."""
+    found = {v for name, v in graph.initializers.items() if name in names}
+    for node in graph:
+        inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
+        captured = (v for body in subgraphs(node) for v in body.outputs)
+        if any(v in found for v in (*node.inputs, *inner, *captured)):
+            found.update(node.outputs)
+    return found
 
 
 def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
