@@ -91,15 +91,15 @@ class _Groups:
             yield node
 
     def separate_biases(self, editor: Editor) -> None:
-        """Add the biases of each Gemm by an Add, if they are dequantised by another scale than its integer kernel's."""
+        """Add the bias of each Gemm by an Add, if it is dequantised by another scale than its integer kernel's."""
         op = editor.op
-        for node in [n for n in self._graph if is_standard(n, "Gemm") and input_at(n, 2) is not None]:
-            x, w, bias = map(op.wrap, node.inputs)
-            reads_integers = made_by(bias.value, "DequantizeLinear") is not None
-            if reads_integers and not self._has_scale_of_product(bias.value, node):
+        for node in [n for n in self._graph if is_standard(n, "Gemm") and len(inputs_of(n)) == 3]:
+            x, w, bias = inputs_of(node)
+            if made_by(bias, "DequantizeLinear") is not None and not self._has_scale_of_product(bias, node):
                 options = attributes(node)
-                beta = options.pop("beta", 1.0)
-                editor.replace(node, op.Gemm(x, w, **options) + (bias if beta == 1.0 else bias * beta))
+                beta, summand = options.pop("beta", 1.0), op.wrap(bias)
+                product = op.Gemm(op.wrap(x), op.wrap(w), **options)
+                editor.replace(node, product + (summand if beta == 1.0 else summand * beta))
 
     def _is_of_bytes(self, value: ir.Value | None) -> bool:
         """Whether ``value`` is dequantised from 8 bits, by a constant scale and zero point."""
