@@ -23,6 +23,7 @@ from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.backends.static_facts import derive_facts
 from gradgraph.errors import BuildError, Finding
+from gradgraph.files.models import structured
 from gradgraph.graph import checks
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import forget_detached
@@ -183,8 +184,12 @@ def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> 
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
-    """Return ``model`` with named operators as plain nodes, and with the sizes in ``dims`` for symbolic dimensions."""
-    work: ir.Model = ir.from_proto(model)
+    """Return ``model`` with named operators as plain nodes, and with the sizes in ``dims`` for symbolic dimensions.
+
+    Raises:
+        ModelError: if ``model`` is malformed.
+    """
+    work = structured(model)
     for value in work.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):  # lowering never reads external data
             value.const_value.base_dir = os.devnull

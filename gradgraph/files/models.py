@@ -209,10 +209,15 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
     return _understood(model)
 
 
-def check_message(proto: onnx.ModelProto) -> None:
-    """Raise ModelError unless ``proto`` is a well-formed model; external data are not checked."""
-    check_proto(proto)
-    validate(_in_memory(proto))
+def structured(proto: onnx.ModelProto) -> ir.Model:
+    """Return ``proto``, which has passed ``check_proto``, as an onnx-ir model; external data are not checked.
+
+    Raises:
+        ModelError: if it is malformed (see ``gradgraph.graph.checks.validate``).
+    """
+    model = _in_memory(proto)
+    validate(model)
+    return model
 
 
 def _in_memory(proto: onnx.ModelProto) -> ir.Model:

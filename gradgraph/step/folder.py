@@ -25,8 +25,8 @@ from gradgraph.files.external import (
     raw_bytes,
 )
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT
-from gradgraph.files.models import check_message
-from gradgraph.files.protos import proto_tensors
+from gradgraph.files.models import structured
+from gradgraph.files.protos import check_proto, proto_tensors
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -232,7 +232,9 @@ def load_checked(
         _check_external(tensor, path, files, bases)
     if path.name in digests and digest_of([content]) != digests[path.name]:
         raise not_as_saved(path)  # before anything in it is reported
-    check_message(model)
+    check_proto(model)
+    if path.name == "init.onnx":  # it is run as it is; the other models are checked further when they are opened
+        structured(model)
     return model
 
 

@@ -37,7 +37,7 @@ from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
 from gradgraph.files.held_files import HeldFile
-from gradgraph.files.models import check_fits
+from gradgraph.files.models import check_fits, structured
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import step_of, wrong_kind
 from gradgraph.files.protos import proto_tensors
@@ -195,7 +195,8 @@ class Step:
     def load(cls, folder: str | os.PathLike[str]) -> Step:
         """Load and check a step folder, or the step in a run folder.
 
-        Nothing is executed, and no file outside the folder is opened, except base files, whose digests are checked.
+        Nothing is executed, and no file outside the folder is opened, except base files, whose digests are checked. The
+        nodes of train.onnx and eval.onnx are checked when a trainer opens them, or ``opened`` does.
 
         Raises:
             ModelError: if a file is missing, damaged, or of a newer version, or files contradict each other.
@@ -375,8 +376,11 @@ class Step:
             mapped: let external weights refer to the memory mappings of this step, which do not follow later changes to
                 the files. Otherwise they refer to the files; only weights in temporary files and in model files still
                 refer to the mappings.
+
+        Raises:
+            ModelError: if ``model`` is malformed.
         """
-        work: ir.Model = ir.from_proto(model)
+        work = structured(model)
         for tensor in filter(is_external, model.graph.initializer):
             array = self.external(tensor)  # compares the file with its digest
             value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)

@@ -15,6 +15,8 @@ import onnx.parser
 import pytest
 
 import gradgraph as gg
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import GradgraphError, ModelError, OutputError
 from gradgraph.frontend import nn
@@ -225,6 +227,38 @@ def test_damaged_folder_is_refused(damage: str, tmp_path: Path) -> None:
     how(tmp_path / "s")
     with pytest.raises(GradgraphError, match=re.escape(says)):
         Step.load(tmp_path / "s")
+
+
+def dangling(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = "nowhere"
+
+
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_a_malformed_graph_is_refused_when_it_is_opened(name: str, tmp_path: Path) -> None:
+    """``Step.load`` builds no graph of the models, which opening builds anyway."""
+    tiny(large=300_000).save(tmp_path / "s")
+    edit_model(tmp_path / "s" / f"{name}.onnx", dangling)
+    without_digests(tmp_path / "s")
+    step = Step.load(tmp_path / "s")
+    model = getattr(step, name)
+    for opened in (step.opened, lambda model: for_machine(model, ORT_CPU)):
+        with pytest.raises(ModelError, match="reads 'nowhere'"):
+            opened(model)
+
+
+def test_a_malformed_initial_graph_is_refused(tmp_path: Path) -> None:
+    tiny().save(tmp_path / "s")
+    edit_model(tmp_path / "s" / "init.onnx", dangling)
+    without_digests(tmp_path / "s")
+    with pytest.raises(ModelError, match="reads 'nowhere'"):
+        Step.load(tmp_path / "s")
+
+
+def without_digests(folder: Path) -> None:
+    """Remove the digests from a manifest, as for a file edited by hand."""
+    document = json.loads((folder / "manifest.json").read_text())
+    del document["digests"]
+    (folder / "manifest.json").write_text(json.dumps(document))
 
 
 def test_no_folder(tmp_path: Path) -> None:
