@@ -28,7 +28,8 @@ from gradgraph.passes.autocast import FOLLOWS, METADATA_KEY, MOVES, PRECISIONS, 
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import normalise
 from gradgraph.rules.registry import RULES, Case, Rule
-from gradgraph.runtime.execution.low_precision import CUDA, lacks, on_the_cpu
+from gradgraph.runtime.execution.opener import lacks, on_the_cpu
+from gradgraph.runtime.execution.session import CUDA
 from gradgraph.step.manifest import Manifest
 from gradgraph.verify import cases
 from tests.kit.optim_cases import BATCHES, X, Y, network

@@ -51,7 +51,6 @@ from gradgraph.data.preprocess.frames import (
     is_text,
     numbers_of,
 )
-from gradgraph.data.preprocess.words import words_of
 from gradgraph.errors import DataError, shown
 
 if TYPE_CHECKING:
@@ -59,6 +58,9 @@ if TYPE_CHECKING:
 
 MOST_CATEGORIES = 100_000
 MOST_BUCKETS = 1 << 16
+# white space according to str.isspace: tabs and line ends, file separators, no-break and ideographic spaces, …
+SPACES = (*range(0x09, 0x0E), *range(0x1C, 0x21), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F,
+          0x205F, 0x3000)  # fmt: skip
 
 KINDS: Table[type[Any]] = Table("kind of column")
 
@@ -272,7 +274,7 @@ class Text(ColumnKind):
         x = op.Where(is_missing(op, x), text_constant(op, ""), x)
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")
         lower.value.type = type_of(object)
-        words = words_of(op, lower)
+        words = _words_of(op, lower)
         bucket = op.Mod(op.Abs(op.Cast(word_hashes(op, words), to=int64())), self.buckets)
         bucket = op.Where(
             op.Equal(words, text_constant(op, "")), self.buckets, bucket
@@ -310,3 +312,25 @@ def _are_large(values: Array) -> bool:
     if values.dtype.kind == "O":
         return any(isinstance(v, int | float) and abs(v) >= EXACT for v in values.tolist())
     return values.dtype.kind in "iuf" and bool((np.abs(values.astype(np.float64)) >= EXACT).any())
+
+
+def _words_of(op: Builder, texts: Var) -> Var:
+    """Emit nodes that split texts, [rows], into words: [rows, most words], padded with "".
+
+    They use onnxruntime's ``Tokenizer``, since ONNX's StringSplit only splits at U+0020.
+    """
+    import onnx_ir as ir
+
+    separator = "[" + "".join(f"\\x{{{space:X}}}" for space in SPACES) + "]+"
+    attributes = [ir.AttrInt64("mark", 0), ir.AttrInt64("mincharnum", 1), ir.AttrString("pad_value", ""),
+                  ir.AttrStrings("separators", [separator])]  # fmt: skip
+    empty = op.Constant(value_strings=[""])
+    empty.value.type = texts.value.type
+    given = op.Concat(empty, texts, axis=0)  # without texts, the node returns no matrix
+    given.value.type = texts.value.type
+    node = ir.Node("com.microsoft", "Tokenizer", [given.value], attributes, name=op.fresh_in(op.scope, "Tokenizer"))
+    node.outputs[0].name, node.outputs[0].type = node.name, texts.value.type
+    op.nodes.append(node)
+    words = op.Slice(op.wrap(node.outputs[0]), np.array([1]), np.array([np.iinfo(np.int64).max]), np.array([0]))
+    words.value.type = texts.value.type
+    return words

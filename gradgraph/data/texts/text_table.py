@@ -13,11 +13,10 @@ import numpy as np
 from gradgraph.arguments import ABOVE_ZERO, FLAG, TEXT, Kind, checked, instance
 from gradgraph.data.arrays.batch import LABELS, Array
 from gradgraph.data.dataset import Loadable
-from gradgraph.data.record.classes import Classes, takes_labels
+from gradgraph.data.record.classes import Classes, labelled, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import Specs, TargetSpec
-from gradgraph.data.texts.frame_columns import FrameColumns
-from gradgraph.data.texts.text_labels import labels_of
+from gradgraph.data.record.specs import Specs, TargetSpec, numpy_dtype
+from gradgraph.data.texts.frame_columns import FrameColumns, number_of
 from gradgraph.data.texts.token_inputs import TokenInputs
 from gradgraph.data.texts.tokenizer import LONGEST, Encoded, Tokenizer
 from gradgraph.errors import DataError, UnmatchedError, counted, listed, shown
@@ -428,3 +427,35 @@ def table(
             columns[name]
     form = TextForm(text, pair, None if choices is None else tuple(choices), words, label, length)
     return TextTable(columns, read, form, None if classes is None else tuple(classes), multiple, one_length)
+
+
+def labels_of(
+    values: Sequence[Any], spec: TargetSpec, known: Classes | None, column: str, own: Sequence[str] = ()
+) -> tuple[Array, Classes]:
+    """Return labels as class numbers with the classes, or as regression values with empty classes.
+
+    Args:
+        values: the labels of all texts, or of all words.
+        own: class names that the table itself declares for integer labels.
+
+    Raises:
+        UnmatchedError: the labels have a class that the model does not have.
+        DataError: there are more classes than the model has, or regression values are not numbers.
+    """
+    if not takes_labels(spec):
+        return _quantities(values, spec, column), Classes()
+    array = np.empty(len(values), object)
+    array[:] = values
+    return labelled(array, spec, known, f"the column '{shown(column)}'", own=own)
+
+
+def _quantities(values: Sequence[Any], spec: TargetSpec, column: str) -> Array:
+    numbers = [number_of(value) for value in values]
+    odd = [value for value, number in zip(values, numbers, strict=True) if number is None]
+    if odd:
+        raise DataError(
+            f"the column '{shown(column)}' has {len(odd)} value{'s' if len(odd) > 1 else ''} of {len(values)} that are "
+            f"not numbers, such as '{shown(odd[0])}', but the model expects {spec}; use numbers only"
+        )
+    found = np.array(numbers, numpy_dtype(spec.dtype))
+    return found[:, None] if len(spec.shape) == 2 else found

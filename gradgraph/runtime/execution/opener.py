@@ -11,20 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.machine_requirements import check_runs_here
-from gradgraph.errors import GradgraphError
+from gradgraph.backends.ort_cuda.cuda_kernels import without_kernel
+from gradgraph.errors import GradgraphError, listed
 from gradgraph.files.external import is_external
 from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_with_weights, external_weights
-from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
 from gradgraph.runtime.execution.regions import LEAST_STATE, in_one_region
 from gradgraph.runtime.execution.session import (
+    CPU,
+    CUDA,
     Memory,
     Placement,
     RuntimeOptions,
@@ -229,3 +232,39 @@ class Opener:
         if not is_large or self.placement.memory != "cpu":
             return contextlib.nullcontext
         return functools.partial(in_one_region, most_alive(model))
+
+
+# --- warnings about mixed precision --------------------------------------------------------------------------
+
+
+def lacks(precision: str | None, provider: str | None) -> str:
+    """Return a warning that a step in low ``precision`` is not faster than in float32, or "".
+
+    ``provider`` is the backend's onnxruntime provider; None if unknown.
+    """
+    if precision is None or (precision == "float16" and provider == CUDA):
+        return ""
+    if precision == "bfloat16":
+        where = {CPU: "its CPU provider", CUDA: "its CUDA provider"}.get(provider or "", "this provider")
+        return (
+            f"onnxruntime has few bfloat16 kernels, so {where} computes in float32 and rounds: the results have the "
+            "precision of bfloat16, but a step takes longer than in float32"
+        )
+    if provider == CPU:
+        return (
+            "onnxruntime's CPU provider has no kernels for float16 matrix products, so it computes in float32 and "
+            "rounds: the results have the precision of float16, but a step takes longer than in float32"
+        )
+    return "gradgraph does not know which float16 kernels this provider has; nodes without a kernel run on the CPU"
+
+
+def on_the_cpu(model: onnx.ModelProto) -> str:
+    """Return a warning about nodes of a lowered step that run on the CPU for lack of a CUDA kernel; "" if none do."""
+    strays = without_kernel(ir.from_proto(model))
+    if not strays:
+        return ""
+    operators = listed(dict.fromkeys(stray.operator for stray in strays))
+    return (
+        f"onnxruntime's CUDA provider has no kernel for {len(strays)} nodes of the step ({operators}), which run on "
+        "the CPU, with one transfer each; Precision(float32=[...]) keeps operators in float32"
+    )
