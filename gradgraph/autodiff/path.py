@@ -14,7 +14,7 @@ from itertools import product
 
 import onnx_ir as ir
 
-from gradgraph.graph.checks import describe, subgraphs
+from gradgraph.graph.checks import WITH_BODIES, describe, subgraphs
 from gradgraph.rules import registry
 
 Edge = tuple[ir.Value | None, ir.Value]
@@ -41,7 +41,7 @@ def _may_carry(value: ir.Value | None) -> bool:
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Yield every value that ``node`` reads: its inputs, and the outer values that its bodies capture."""
     yield from [v for v in node.inputs if v is not None]
-    if node.attributes:
+    if node.domain or node.op_type in WITH_BODIES:
         yield from captures(node)
 
 

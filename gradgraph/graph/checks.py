@@ -207,6 +207,9 @@ DRAWING = frozenset(
 )
 
 
+_GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
 def has_bodies(node: ir.Node) -> bool:
     """Whether ``node`` is one of ONNX's own operators with subgraphs, such as If and Loop."""
     return node.op_type in WITH_BODIES and node.domain == ""
@@ -214,13 +217,9 @@ def has_bodies(node: ir.Node) -> bool:
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the graphs among the attributes of ``node``, without graphs nested in them."""
-    for attr in node.attributes.values():
-        if attr.is_ref():
-            continue
-        if attr.type == ir.AttributeType.GRAPH:
-            yield attr.as_graph()
-        elif attr.type == ir.AttributeType.GRAPHS:
-            yield from attr.as_graphs()
+    for attr in node.attributes.data.values():  # without ``.data``, each access is a call in Python
+        if attr.type in _GRAPH_TYPES and not attr.is_ref():
+            yield from [attr.as_graph()] if attr.type == ir.AttributeType.GRAPH else attr.as_graphs()
 
 
 def describe(node: ir.Node) -> str:

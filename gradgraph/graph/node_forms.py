@@ -56,7 +56,7 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
 
 def form_findings(node: ir.Node, opset: int, subject: Callable[[], str]) -> Iterator[Finding]:
     """Yield findings about the form of ``node``; ``subject`` returns its description for messages."""
-    given = tuple([(name, 0 if a.is_ref() else int(a.type)) for name, a in node.attributes.items()])
+    given = tuple([(name, 0 if a.is_ref() else int(a.type)) for name, a in node.attributes.data.items()])
     call = Call(node.op_type, opset, tuple([v is not None for v in node.inputs]), len(node.outputs), given)
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,4 +45,5 @@ def read_once(value: ir.Value, reader: ir.Node) -> bool:
 
 def plain(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
     """Return the values of ``attributes`` by name, as Python values; tensors and graphs unchanged."""
-    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in attributes.items()}
+    found = attributes.data if isinstance(attributes, UserDict) else attributes
+    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in found.items()}

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from gradgraph.graph.checks import has_bodies, subgraphs
+from gradgraph.graph.checks import WITH_BODIES, has_bodies, subgraphs
 
 Node = TypeVar("Node")
 Name = TypeVar("Name")
@@ -67,7 +67,7 @@ def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
             detach(node)
             assert isinstance(node.graph, ir.Graph)
             gone.setdefault(node.graph, []).append(node)
-        elif has_bodies(node):
+        elif node.op_type in WITH_BODIES and has_bodies(node):
             bodies = list(subgraphs(node))
             if shorten:
                 _shorten(node, bodies)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.shapes import (
     Shape,
+    as_dims,
     broadcast,
     is_elementwise,
     operands,
@@ -22,9 +23,11 @@ _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and need
 
 def shape_of(value: ir.Value | None) -> Shape | None:
     """Return the recorded shape of ``value``, or the shape inferred through its producers, or None if unknown."""
-    if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
+    if value is None:
+        return None
+    if value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
-    return recorded_shape(value)
+    return None if (shape := value.shape) is None else as_dims(shape)
 
 
 def reset_inference(values: Iterable[ir.Value]) -> None:

@@ -41,9 +41,17 @@ class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has n
         return _SYMBOL(f"{GENERATED}{next(self._numbers)}" if self._named else None)
 
     def set_shape(self, value: ir.Value, shape: ir.Shape) -> bool:
-        if len(shape) > MOST_AXES or value.name == "":  # an absent output
+        return self._record(value, shape.dims)
+
+    def record(self, value: ir.Value, dims: Iterable[Any] | None) -> None:
+        if dims is not None:
+            self._record(value, list(dims))
+
+    def _record(self, value: ir.Value, dims: Sequence[Any]) -> bool:
+        """Record sizes (numbers, names, None or symbols), as far as they are more specific than those of ``value``."""
+        if len(dims) > MOST_AXES or value.name == "":  # an absent output
             return False
-        new = [self._settled(d) for d in shape]
+        new = [d if isinstance(d, int) and 0 <= d <= _MOST_SIZE else self._settled(d) for d in dims]
         old = shapes.recorded_shape(value)
         if old is not None and len(old) == len(new):
             merged = [better(a, b) for a, b in zip(old, new, strict=True)]
@@ -53,16 +61,12 @@ class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has n
             value.shape = ir.Shape(new)
         return True
 
-    def record(self, value: ir.Value, dims: Iterable[Any] | None) -> None:
-        if dims is not None:
-            self.set_shape(value, ir.Shape(dims))
-
     def _settled(self, dim: Any) -> shapes.Dim:
-        if isinstance(dim, int):
-            return dim if 0 <= dim <= _MOST_SIZE else None
-        name: str | None = dim.value
+        name = dim.value if isinstance(dim, _SYMBOL) else dim
         if name is None:
             return self.new_symbolic_dim().value
+        if not isinstance(name, str):
+            return int(name) if 0 <= name <= _MOST_SIZE else None
         if PLAIN.fullmatch(name):
             return name
         if name.lstrip("-").isdecimal():
@@ -82,11 +86,16 @@ class Context(ShapeInferenceContext):  # type: ignore[misc]  # the package has n
         """
         if None in (*dims, *others):
             return None
-        left, below = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
         above, under = (math.prod(shapes.known_sizes(side)) for side in (dims, others))
-        if below - left or under == 0 or above % under:
+        if under == 0 or above % under:
             return None
-        factor, names = above // under, sorted((left - below).elements())
+        factor = above // under
+        if shapes.is_static((*dims, *others)):
+            return factor
+        left, below = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
+        if below - left:
+            return None
+        names = sorted((left - below).elements())
         if not names or (factor == 1 and len(names) == 1):
             return factor if not names else names[0]
         return self.name_of("*".join([str(factor), *names])).value

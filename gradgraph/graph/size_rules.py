@@ -136,9 +136,10 @@ _SIZES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
 
 def _is_long(node: ir.Node) -> bool:
     """Whether the package's rules would enumerate a huge number of elements or outputs, more than the file contains."""
-    sizes = input_at(node, _SIZES[node.op_type]) if node.op_type in _SIZES else None
-    lengths = [node.attributes.get_int("num_outputs", 0), *shapes.known_sizes(shapes.recorded_shape(sizes))]
-    return any(length > _MOST_VECTOR for length in lengths)
+    if node.op_type in _SIZES:
+        sizes = shapes.recorded_shape(input_at(node, _SIZES[node.op_type]))
+        return any(length > _MOST_VECTOR for length in shapes.known_sizes(sizes))
+    return node.op_type == "Split" and node.attributes.get_int("num_outputs", 0) > _MOST_VECTOR
 
 
 def _rename(values: Iterable[ir.Value], new_name: Callable[[str], str]) -> None:
@@ -157,7 +158,8 @@ def values_of(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.inputs
         for node in graph:
             yield from node.outputs
-            stack.extend(subgraphs(node))
+            if node.attributes.data:
+                stack.extend(subgraphs(node))
 
 
 def _by_onnx(rules: Rules, node: ir.Node) -> None:

@@ -282,4 +282,4 @@ def key_of(node: ir.Node) -> Key:
 
 def attributes(node: ir.Node) -> dict[str, Any]:
     """Return the attributes of a node, including schema defaults, as Python values (tensors and graphs unchanged)."""
-    return plain({**default_attributes(node.op_type, OPSET, key_of(node)[0]), **node.attributes})
+    return plain({**default_attributes(node.op_type, OPSET, key_of(node)[0]), **node.attributes.data})

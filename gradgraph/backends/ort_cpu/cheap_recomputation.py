@@ -40,12 +40,28 @@ _CHEAP = frozenset(
 
 def recompute_cheap_values(model: ir.Model) -> bool:
     """Copy cheap nodes of the main graph for its backward pass, in place; return whether any were copied."""
+    if sum(_bytes_at_most(node) for node in model.graph) < LEAST_OF_ALL:
+        return False
     kept = Kept(model.graph)
     if sum(known_bytes(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
         return False
     written = _write_copies(model, kept)
     model.graph.sort()
     return written
+
+
+def _bytes_at_most(node: ir.Node) -> int:
+    """Return an upper bound of the bytes of the outputs of ``node`` that are recomputed, without looking around it."""
+    if is_late(node):
+        return 0
+    sizes = {y: known_bytes(y) or 0 for y in node.outputs}
+    if not _is_cheap(node):
+        return 0
+    return sum(size for y, size in sizes.items() if size >= LEAST and any(map(is_late, _readers(y))))
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    return is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
 
 
 class Kept:
@@ -87,8 +103,7 @@ class Kept:
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
         """Return the nodes that recompute the outputs of ``node``; None if recomputation is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
-        is_cheap = is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
-        if not is_cheap or None in ways or all(x.const_value is not None for x in reads(node)):
+        if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
         if is_view(node) and not ways[0]:  # a view of a saved value needs no memory
             return None

@@ -58,9 +58,8 @@ class Editor:
             if new is not None:
                 placed.extend(self._take_over(node, old, new.value, set(placed), named))
         for new_node in placed:
-            new_node.metadata_props.update(
-                {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
-            )
+            own = new_node.metadata_props
+            own.update({k: v for k, v in node.metadata_props.items() if k not in own})
         first = outputs[0].value.producer() if outputs and outputs[0] is not None else None
         if first is not None and first in placed:
             first.name = node.name
@@ -184,14 +183,13 @@ def names_of(model: ir.Model) -> Iterator[str]:
     stack = [model.graph]
     while stack:
         graph = stack.pop()
-        yield from (v.name for v in graph.inputs if v.name)
-        yield from graph.initializers
+        names = [*graph.initializers, *(v.name for v in graph.inputs)]
         for node in graph:
-            if node.name:
-                yield node.name
-            yield from [v.name for v in node.outputs if v.name]
+            names.append(node.name)
+            names += [v.name for v in node.outputs]
             if node.domain or node.op_type in WITH_BODIES:
                 stack.extend(subgraphs(node))
+        yield from filter(None, names)
 
 
 def next_free(wanted: str, taken: Collection[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 import numpy as np
 import onnx
@@ -189,10 +190,10 @@ def test_clean_up_leaves_nothing_unread_and_is_done_after_one_call() -> None:
 def test_a_key_that_is_known_is_the_one_that_would_be_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     known, read = cse._known_key, []
 
-    def compared(node: ir.Node, keys: cse.Keys, sizes_are_fixed: bool) -> object:
+    def compared(node: ir.Node, keys: cse.Keys, constants: dict[int, Hashable], sizes_are_fixed: bool) -> object:
         before = keys.get(node)
-        key = known(node, keys, sizes_are_fixed)
-        assert key == cse._node_key(node, sizes_are_fixed)
+        key = known(node, keys, constants, sizes_are_fixed)
+        assert key == cse._node_key(node, {}, sizes_are_fixed)
         read.append(before is not None and before[1] is key)
         return key
 

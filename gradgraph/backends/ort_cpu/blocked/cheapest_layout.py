@@ -36,7 +36,8 @@ def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
     if not any(_is_reorder(node) for node in model.graph):
         return
     editor = Editor(model)
-    found = ((n, rows.of(Call.of(editor.op, n))) for n in model.graph if any(map(fits, _values(n))))
+    known = (n for n in model.graph if any(map(fits, _values(n))) and rows.knows(n))
+    found = ((n, rows.of(Call.of(editor.op, n))) for n in known)
     forms = {node: form for node, form in found if form is not None}
     chosen = _cheapest(forms)
     with editor.replacing_many():

@@ -19,6 +19,7 @@ sums, in float32; with ±2 in place of 1/2 and -2 it is 2 to 2.3 times.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -165,6 +166,7 @@ def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int
 # --- A, B and G ----------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def products(taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return A [points, rows], Bᵀ [points, points] and G [points, taps]; the last point is ∞.
 

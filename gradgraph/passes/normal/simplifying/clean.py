@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.simplifying.changes import Changes
 from gradgraph.passes.normal.simplifying.cse import Keys, merge_equal, name_outputs
 from gradgraph.passes.normal.simplifying.group_norms import write_groups
 from gradgraph.passes.normal.simplifying.peepholes import simplify
@@ -31,15 +32,18 @@ def clean_up(model: ir.Model) -> ir.Model:
     """Prune, merge and simplify ``model`` in place until no node changes, and return it."""
     run(BEFORE, model)
     keys: Keys = {}
+    changes = Changes()
     rewrites = (
         Rewrite(partial(merge_equal, keys=keys), "peepholes rewrite only values with one reader after merging"),
-        Rewrite(simplify, "equal nodes are merged; nodes that become equal merge in the next round"),
+        Rewrite(partial(simplify, changes=changes), "equal nodes are merged; nodes that become equal merge next"),
         Rewrite(prune, "a bypassed node counts as a reader until it is removed"),
     )
+    nodes = list(nodes_of(model))
     for _ in range(_ROUNDS):
-        before = list(nodes_of(model))
+        before = nodes
         run(rewrites, model)
-        if before == list(nodes_of(model)):
+        nodes = list(nodes_of(model))
+        if before == nodes:
             break
     run(AFTER, model)
     return model

@@ -18,6 +18,7 @@ bodies, and misses points 1 and 2 for orders of inputs, constants and shapes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
@@ -30,7 +31,7 @@ from gradgraph.graph.marks import is_detached, is_marked_constant, precision_rol
 from gradgraph.graph.nodes import made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.size_context import is_generated
-from gradgraph.passes.normal.edit import graphs_of, nodes_of, replace_value
+from gradgraph.passes.normal.edit import graphs_of, replace_value
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
 _OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
@@ -48,14 +49,17 @@ def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
     ``keys`` caches the keys of earlier sweeps with the nodes' inputs; attributes must not have changed since then.
     """
     keys = {} if keys is None else keys
-    scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
-    for graph in graphs_of(model):
+    nodes_in = {graph: list(graph) for graph in graphs_of(model)}
+    every = itertools.chain.from_iterable(nodes_in.values())
+    scratch = {v for n in every if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
+    constants: dict[int, Hashable] = {}
+    for graph, nodes in nodes_in.items():
         known: dict[Hashable, ir.Node] = {}
         gone: list[ir.Node] = []  # removed together: each removal scans all outputs of the graph
-        for node in list(graph):
+        for node in nodes:
             if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
                 continue
-            key = _known_key(node, keys, sizes_are_fixed=graph is model.graph)
+            key = _known_key(node, keys, constants, sizes_are_fixed=graph is model.graph)
             first = known.setdefault(key, node)
             if first is node:
                 continue
@@ -114,21 +118,24 @@ def name_outputs(model: ir.Model) -> ir.Model:
 # --- equality of nodes ----------------------------------------------------------------------------------
 
 
-def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
-    """Return the cached key of ``node``; recomputed if inputs changed, and for a Shape, which depends on sizes."""
+def _known_key(node: ir.Node, keys: Keys, constants: dict[int, Hashable], sizes_are_fixed: bool) -> Hashable:
+    """Return the cached key of ``node``; recomputed if inputs changed, and for a Shape, which depends on sizes.
+
+    ``constants`` caches the keys of constants, by the id of the tensor.
+    """
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
-        key = _node_key(node, sizes_are_fixed)
+        key = _node_key(node, constants, sizes_are_fixed)
         keys[node] = node.inputs, key
     return key
 
 
-def _node_key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
+def _node_key(node: ir.Node, constants: dict[int, Hashable], sizes_are_fixed: bool) -> Hashable:
     if node.op_type == "Shape" and sizes_are_fixed and (dims := _named_sizes(node)) is not None:
         return "Shape", dims
-    inputs = tuple([_operand_key(v) for v in node.inputs])
+    inputs = tuple([_operand_key(v, constants) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
-    attributes = frozenset(map(_attribute_key, node.attributes.values())) if node.attributes else None
+    attributes = frozenset(map(_attribute_key, known.values())) if (known := node.attributes.data) else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
     if role := precision_role(node.op_type, node.metadata_props):
         kind = kind, role  # unlike an equal but unmarked Cast of the model itself
@@ -143,10 +150,14 @@ def _attribute_key(attribute: ir.Attr) -> Hashable:
     return attribute.name, repr(attribute.value)  # 0.0 == -0.0, but their results differ
 
 
-def _operand_key(value: ir.Value | None) -> Hashable:
+def _operand_key(value: ir.Value | None, constants: dict[int, Hashable]) -> Hashable:
     """Return the key of an input: the elements of a small constant; for any other value, the value itself."""
     tensor = None if value is None else value.const_value
-    return value if value is None or tensor is None or not is_marked_constant(value) else _tensor_key(tensor)
+    if value is None or tensor is None or not is_marked_constant(value):
+        return value
+    if (key := constants.get(id(tensor))) is None:
+        key = constants[id(tensor)] = _tensor_key(tensor)
+    return key
 
 
 def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:

@@ -45,9 +45,9 @@ def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites(*_RESHAPINGS)
 def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
-    x, target = inputs_of(node)[0], _as_target(shape_of(node.outputs[0]))
+    x, dims = inputs_of(node)[0], shape_of(node.outputs[0])
     first = source_of(x, *_RESHAPINGS)
-    if first is None or target is None or not read_once(x, node):
+    if first is None or not read_once(x, node) or (target := _as_target(dims)) is None:
         return None
     return op.Reshape(op.wrap(first), target)
 
@@ -119,9 +119,8 @@ def _moves_ones(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Reshape")
 def _known_target(op: Builder, node: ir.Node) -> Var | None:
-    x, given = inputs_of(node)
-    target = _as_target(shape_of(node.outputs[0]))
-    if target is None or shapes.constant_of(given) is not None:
+    (x, given), dims = inputs_of(node), shape_of(node.outputs[0])
+    if shapes.constant_of(given) is not None or (target := _as_target(dims)) is None:
         return None
     if -1 in target and shapes.all_sizes(shape_of(x) or (None,)) is not None:
         return None  # the size follows from ``x``, so this Reshape checks that the computed size is equal

@@ -36,7 +36,8 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_constant
 from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, read_once, source_of
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes
+from gradgraph.passes.normal.simplifying.changes import Changes
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -53,15 +54,21 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
     return register
 
 
-def simplify(model: ir.Model) -> ir.Model:
-    """Apply the table to ``model`` in place, in one sweep in graph order, bodies included, and return it."""
-    editor = Editor(model)
+def simplify(model: ir.Model, changes: Changes | None = None) -> ir.Model:
+    """Apply the table to ``model`` in place, in one sweep in graph order, bodies included, and return it.
+
+    ``changes`` are those since the last of several sweeps over a model: nodes that none of them affects are skipped.
+    """
+    editor, changes = Editor(model), changes or Changes()
     with editor.replacing_many():
-        for node in list(nodes_of(model)):
-            for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
+        for node in changes.since_last_sweep(model):
+            if node.domain or not changes.affect(node):
+                continue
+            for rewrite in REWRITES.get(node.op_type, ()):
                 new = rewrite(editor.op, node)
                 if new is not None and _keeps_outputs(node, new):
-                    editor.replace(node, new)
+                    read = inputs_of(node)
+                    changes.add([*read, new.value], editor.replace(node, new))
                     break
     return model
 
@@ -220,8 +227,10 @@ def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Reshape")
 def _reshape_twice(op: Builder, node: ir.Node) -> Var | None:
     x, target = inputs_of(node)
-    first, numbers = source_of(x, "Reshape"), shapes.constant_of(target)
-    if first is None or numbers is None or (numbers == 0).any():
+    if (first := source_of(x, "Reshape")) is None:
+        return None
+    numbers = shapes.constant_of(target)
+    if numbers is None or (numbers == 0).any():
         return None  # a 0 copies a size of the tensor in between
     return op.Reshape(op.wrap(first), op.wrap(target))
 
