@@ -22,7 +22,7 @@ help:
 	@echo "make browser   install onnxruntime-web, and what tests it in Chromium"
 	@echo "make web       make the page that trains in the browser, and serve it"
 	@echo "make federated train on four clients that keep their data, by Flower; installs it in a folder of its own"
-	@echo "make runtimes  install OpenVINO, tract and a Clang (Zig), each in a folder of its own, so that the tests use them too;"
+	@echo "make runtimes  install OpenVINO, tract, CasADi and a Clang (Zig), each in a folder of its own, so that the tests use them too;"
 	@echo "               make all-runtimes adds IREE, TVM, tinygrad and nccl4py (1.5 GB)"
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
 	@echo "make shipped-models  install onnxruntime-genai, PEFT, TRL, transformers, torchvision and optimum in folders of their own"
@@ -66,7 +66,7 @@ examples/%/node_modules: examples/%/package.json
 federated: $(RUNTIMES)/federated/.installed $(call STAMP,demo) $(if $(shell command -v npm),node)
 	$(BIN)/python examples/federated/beside_central.py $(ARGS)
 
-runtimes: $(RUNTIMES)/openvino/.installed $(RUNTIMES)/tract/.installed $(RUNTIMES)/zig/.installed
+runtimes: $(RUNTIMES)/openvino/.installed $(RUNTIMES)/tract/.installed $(RUNTIMES)/zig/.installed $(RUNTIMES)/casadi/.installed
 all-runtimes: runtimes $(RUNTIMES)/iree/.installed $(RUNTIMES)/tvm/.installed $(RUNTIMES)/tinygrad/.installed $(RUNTIMES)/nccl/.installed
 $(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
 	$(PYTHON) -m venv $(@D)

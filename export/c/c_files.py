@@ -140,7 +140,7 @@ class _Writer:
             "",
         ]
         arrays = {
-            name: f"static const {tensor.c_type} {name}[{max(tensor.size, 1)}] = {{{elements(tensor) or '0'}}};"
+            name: f"static const {tensor.c_type} {name}[{tensor.length}] = {{{elements(tensor) or '0'}}};"
             for name, tensor in text.arrays.items()
         }
         lines += [line for name, line in arrays.items() if name in shared]

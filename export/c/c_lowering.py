@@ -9,9 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.backends.engine import opened
-from gradgraph.export.c import c_windows  # noqa: F401  (registers operators)
+from gradgraph.export.c import c_control, c_matmul, c_windows  # noqa: F401  (register operators)
 from gradgraph.export.c.c_reading import READERS
 from gradgraph.export.c.composites import FORMULAS
+from gradgraph.export.c.loop_forms import write_scans
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.simplifying.fold import fold_constants
@@ -24,12 +25,18 @@ def lowered(model: onnx.ModelProto, sizes: Mapping[str, int]) -> ir.Model:
     work = opened(model, sizes)
     infer_shapes(work)
     _replace(work)
+    _simplify(work)
+    while write_scans(work):  # the gradient of a Loop has as many steps as the Loop, which is then a constant
+        _simplify(work)
+    return work
+
+
+def _simplify(work: ir.Model) -> None:
     clean_up(work)
     infer_shapes(work)
     while fold_constants(work):  # Shape and Size
         clean_up(work)
         infer_shapes(work)
-    return work
 
 
 def _replace(model: ir.Model) -> None:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 from gradgraph.export.c.c_plan import ALIGNMENT, Plan, Statement, aligned
 from gradgraph.export.c.grouping import Group, grouped, in_place
 from gradgraph.export.c.least_peak import least_peak_order
-from gradgraph.export.c.program import Element, Map, Program, Repeat, Tensor
+from gradgraph.export.c.program import Element, Map, Nested, Program, Reduce, Repeat, Tensor
 from gradgraph.export.c.recomputing import put_into_products, recomputed
 
 MOST_ROUNDS = 6
@@ -31,44 +32,48 @@ MOST_ROUNDS = 6
 def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
     """Return the best plan of ``program``, which recomputes cheap tensors where that makes the arena smaller.
 
-    See ``plan_of`` for arguments.
+    Args:
+        nexts: for the next value of each state tensor, the state tensor itself.
+        placed: results that are stored outside the arena.
     """
-    best = plan_of(program, nexts, placed)
+    plan = functools.partial(_plan, program, dict(nexts or {}), set(placed), {})
+    best = plan()
     for _ in range(MOST_ROUNDS):
         arenas = {}
         for change in (recomputed, put_into_products):
+            fused = {o: o.inner for o in program.operations if isinstance(o, Reduce)}
             undo = change(program, best)
             if undo is not None:
-                arenas[change] = plan_of(program, nexts, placed).arena
+                arenas[change] = plan().arena
                 undo()
-                best = plan_of(program, nexts, placed)
+                for o, inner in fused.items():
+                    o.inner = inner
         if not arenas or min(arenas.values()) >= best.arena:
             break
         min(arenas, key=arenas.__getitem__)(program, best)
-        best = plan_of(program, nexts, placed)
-    return plan_of(program, nexts, placed, thorough=True)
+        best = plan()
+    return plan(thorough=True)
 
 
-def plan_of(
+def _plan(
     program: Program,
-    nexts: Mapping[Tensor, Tensor] | None = None,
-    placed: Iterable[Tensor] = (),
+    nexts: Mapping[Tensor, Tensor],
+    placed: set[Tensor],
+    inner: dict[Nested, list[Plan]],
     thorough: bool = False,
 ) -> Plan:
     """Return the plan of ``program`` without recomputing any tensor.
 
     Args:
-        nexts: for the next value of each state tensor, the state tensor itself.
-        placed: results that are stored outside the arena.
+        inner: the plans of programs inside; missing ones are added.
         thorough: search all orders for the one with the smallest peak, too.
     """
-    nexts = dict(nexts or {})
-    statements = _statements(program)
+    statements = _statements(program, inner)
     makers = {t: s for s in statements for t in s.writes}
     needs: dict[Statement, set[Statement]] = {s: {makers[t] for t in s.reads if t in makers} - {s} for s in statements}
     direct = _direct(statements, makers, needs, nexts)
     results = set(program.outputs.values())
-    elsewhere = {*direct, *placed}
+    elsewhere = placed.union(direct)
     best: Plan | None = None
     for order in _orders(statements, needs, elsewhere, results, thorough):
         offsets, arena, peak, peak_at = _placed(order, elsewhere, results)
@@ -79,7 +84,7 @@ def plan_of(
     return best
 
 
-def _statements(program: Program) -> list[Statement]:
+def _statements(program: Program, inner: dict[Nested, list[Plan]]) -> list[Statement]:
     groups = grouped(program)
     read_by: dict[Tensor, set[Group]] = defaultdict(set)
     for group in groups:
@@ -89,22 +94,24 @@ def _statements(program: Program) -> list[Statement]:
     found = []
     for group in groups:
         first = group.operations[0]
-        if isinstance(first, Repeat):
-            first.workspace, body = None, _body(first)
-            size = aligned(body.arena) // ALIGNMENT
+        bodies: list[Plan] = []
+        if isinstance(first, Nested):
+            bodies = inner[first] = inner.get(first) or _bodies(first)
+            size = aligned(max(body.arena for body in bodies)) // ALIGNMENT
             first.workspace = Tensor((size,), "int64", "workspace") if size else None
             writes = [*first.outputs]
         else:
-            body = None
             single = not isinstance(first, Element)
             writes = [t for o in group.operations for t in o.outputs if single or read_by[t] or t in results]
-        found.append(Statement(group, group.read, writes, _safe(group), body))
+        found.append(Statement(group, group.read, writes, _safe(group), bodies))
     return found
 
 
-def _body(repeat: Repeat) -> Plan:
-    nexts = {new: inside for _, inside, new in repeat.carried}
-    return planned(repeat.body, nexts, [t for _, t, _ in repeat.stacked])
+def _bodies(o: Nested) -> list[Plan]:
+    if isinstance(o, Repeat):
+        nexts = {new: inside for _, inside, new in o.carried}
+        return [planned(o.body, nexts, [t for _, t, _ in o.stacked])]
+    return [planned(body, None, body.outputs.values()) for body in o.bodies]
 
 
 def _safe(group: Group) -> set[Tensor]:
@@ -135,7 +142,7 @@ def _direct(
     direct: dict[Tensor, Tensor] = {}
     for new, old in nexts.items():
         maker = makers.get(new)
-        if maker is None or maker.body is not None or maker.group.domain is None:
+        if maker is None or maker.bodies or maker.group.domain is None:
             continue
         others = readers[old] - {maker}
         if (maker in readers[old] and old not in maker.safe) or _reaches(needs, others, maker):

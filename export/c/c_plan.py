@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradgraph.export.c.grouping import Group
 from gradgraph.export.c.program import Tensor
@@ -21,14 +21,14 @@ class Statement:
     Attributes:
         writes: the tensors that it stores, for other statements or as results of the program.
         safe: the inputs that a result may overwrite, as the loop reads them only at the index it writes.
-        body: the plan of the body, if the statement is a Scan.
+        bodies: the plans of the programs of a Scan, Loop or If.
     """
 
     group: Group
     reads: set[Tensor]
     writes: list[Tensor]
     safe: set[Tensor]
-    body: Plan | None = None
+    bodies: list[Plan] = field(default_factory=list)
 
 
 @dataclass

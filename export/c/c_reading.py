@@ -14,6 +14,7 @@ from gradgraph.export.c import operators
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import (
     C_TYPES,
+    PACKED,
     Argument,
     Assemble,
     Map,
@@ -38,7 +39,12 @@ def refusal(subject: str, why: str, remedy: str = REMEDY) -> BuildError:
 
 
 class Reader:
-    """A converter of a graph to ``program``; ``views`` maps each value of the graph read so far to its view."""
+    """A converter of a graph to ``program``.
+
+    Attributes:
+        views: the view of each value of the graph that has been read.
+        dequantized: the operations that convert constant integers to floats, by their results.
+    """
 
     def __init__(self, views: dict[ir.Value, View] | None = None) -> None:
         self.program = Program()
@@ -48,12 +54,21 @@ class Reader:
         self.captured: dict[Tensor, None] = {}
         self._copies: dict[View, Tensor] = {}
         self._maps: dict[tuple[str, tuple[View, ...], Shape, str], Tensor] = {}
+        self.dequantized: dict[Tensor, Map] = {}
+
+    def inner(self) -> Reader:
+        """Return a reader of the body of the current node."""
+        found = Reader(self.views)
+        found.dequantized = self.dequantized
+        return found
 
     # --- values -------------------------------------------------------------------------------------------
 
     def tensor(self, value: ir.Value, role: str = "temporary") -> Tensor:
         """Return a new tensor with the type and the shape of ``value``."""
         shape, dtype = self.shape_of(value), self.dtype_of(value)
+        if dtype in PACKED:
+            raise refusal(self.subject(value), f"it computes {dtype}, which is supported for constants only")
         made = Tensor(shape, dtype, value.name or "", role)
         if made.nbytes > LARGEST:
             raise refusal(self.subject(value), "it has more than 2 GB", "use a smaller batch")
@@ -94,6 +109,8 @@ class Reader:
         dtype = str(array.dtype)
         if dtype not in C_TYPES:
             self.dtype_of(value)  # raises an error, unless NumPy names the type differently
+        if dtype in PACKED:
+            array = array.astype(PACKED[dtype])
         if array.size and (array == array.ravel()[0]).all():
             one = Tensor((), dtype, value.name or "", "constant", array.ravel()[:1].reshape(()))
             self.views[value] = one.whole().expanded(shape)
@@ -102,6 +119,8 @@ class Reader:
 
     def whole(self, view: View) -> Tensor:
         """Return a contiguous tensor with the elements of ``view``: the viewed tensor itself, or a copy."""
+        if view.dtype in PACKED:
+            raise self.unsupported(f"it reads {view.dtype}, which is supported for weights of products only")
         if view.is_whole and not (view.tensor.role == "constant" and view.tensor.size == 1 and view.size != 1):
             return view.tensor
         if view not in self._copies:
@@ -120,6 +139,8 @@ class Reader:
 
     def map(self, shape: Shape, dtype: str, template: str, operands: Sequence[View], name: str = "") -> Tensor:
         """Add an elementwise operation and return its output; an identical operation is reused."""
+        if dtype in PACKED:
+            raise self.unsupported(f"it computes {dtype}, which is supported for constants only")
         read = [v.expanded(shape) for v in operands]
         key = (template, tuple(read), shape, dtype)
         if key not in self._maps:
@@ -398,69 +419,13 @@ def _tile(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.of_shape(spaced.expanded(pairs), r.shape_of(node.outputs[0])))
 
 
-# --- products ---------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------
 
 
 def only_float(r: Reader, *views: View) -> None:
     other = next((v.dtype for v in views if v.dtype != "float32"), None)
     if other is not None:
         raise r.unsupported(f"it is supported for float32 only, not {other}")
-
-
-def product(r: Reader, a: View, b: View) -> Tensor:
-    """Add the product of matrices of shapes [..., m, k] and [..., k, n], and return it."""
-    only_float(r, a, b)
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    batch = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-    out = Tensor((*batch, m, n), "float32", "")
-    a, b = (_stored(r, v) for v in (a.expanded((*batch, m, k)), b.expanded((*batch, k, n))))
-    if m == n == 1:  # a kernel computes tiles of a row
-        terms = r.map((*batch, 1, k), "float32", "{0} * {1}", [a, b.permuted([*range(len(batch)), -1, -2])])
-        how = operators.reduction("ReduceSum", {}, "float32")
-        assert how is not None
-        r.add(Reduce(out, how, terms.whole(), (len(batch) + 1,)))
-        return out
-    left = View(a.tensor, out.shape, (*a.strides[:-1], 0), a.offset)
-    right = View(b.tensor, out.shape, (*b.strides[:-2], 0, b.strides[-1]), b.offset)
-    steps = a.strides[-1], b.strides[-2]
-    if n > 1:
-        r.rows(out, "gemm_rows", left, right, k, *steps, b.strides[-1])
-    else:  # the row is a column of `a`
-        r.rows(out, "gemm_rows", right, left, k, *steps[::-1], a.strides[-2])
-    return out
-
-
-def _stored(r: Reader, view: View) -> View:
-    """Return ``view`` backed by memory: kernels do not accept literals."""
-    uniform = view.tensor.role == "constant" and view.tensor.size == 1
-    return r.whole(view).whole().expanded(view.shape) if uniform else view
-
-
-@reads("MatMul")
-def _matmul(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    a, b = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
-    if len(a.shape) == 1:
-        a = r.of_shape(a, (1, *a.shape))
-    if len(b.shape) == 1:
-        b = r.of_shape(b, (*b.shape, 1))
-    out = node.outputs[0]
-    r.set(out, r.of_shape(product(r, a, b).whole(), r.shape_of(out)))
-
-
-@reads("Gemm")
-def _gemm(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    a, b, *c = (None if v is None else r.view(v) for v in node.inputs)
-    assert a is not None and b is not None
-    a = a.permuted([1, 0]) if attrs.get("transA", 0) else a
-    b = b.permuted([1, 0]) if attrs.get("transB", 0) else b
-    made = product(r, a, b).whole()
-    if attrs.get("alpha", 1.0) != 1.0:
-        made = r.map(made.shape, made.dtype, literal(attrs["alpha"], "float32") + " * {0}", [made]).whole()
-    if c and c[0] is not None:
-        beta = attrs.get("beta", 1.0)
-        template = "{0} + {1}" if beta == 1.0 else "{0} + " + literal(beta, "float32") + " * {1}"
-        made = r.map(made.shape, made.dtype, template, [made, c[0]]).whole()
-    r.set(node.outputs[0], made)
 
 
 def result(r: Reader, view: View, taken: set[Tensor]) -> Tensor:

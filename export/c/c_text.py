@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+
+import numpy as np
 
 from gradgraph.export.c.c_plan import Plan, Statement
 from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
-from gradgraph.export.c.program import Assemble, Call, Element, Repeat, Tensor
+from gradgraph.export.c.program import PACKED, Assemble, Branch, Call, Element, Nested, Repeat, Tensor
 
 Address = Callable[[Tensor], str]  # returns a C expression: a pointer to the tensor's elements
 
@@ -52,7 +54,9 @@ class Text:
                     self.parameter(a)
             return functools.partial(self._call, first, address, indent)
         if isinstance(first, Repeat):
-            return self._repeat(first, statement, address, indent)
+            return self._repeat(first, statement.bodies[0], address, indent)
+        if isinstance(first, Branch):
+            return self._branch(first, statement.bodies, address, indent)
         assert isinstance(first, Element | Assemble)
         loop = loop_of(statement.group, statement.writes)
         self.kernels |= loop.kernels
@@ -80,7 +84,7 @@ class Text:
                 parts.append(lambda: [indent + stop])
                 unchecked = False
             unchecked |= isinstance(first, Call) and first.checks
-            unchecked |= isinstance(first, Repeat)
+            unchecked |= isinstance(first, Nested)
             parts.append(self.statement(statement, address, indent, plan))
         if stop and unchecked:
             parts.append(lambda: [indent + stop])
@@ -104,14 +108,16 @@ class Text:
             return self.parameter(a)
         return "&fault" if a == "fault" else str(a)
 
-    def _repeat(self, o: Repeat, statement: Statement, address: Address, indent: str) -> Callable[[], list[str]]:
-        assert statement.body is not None
-        step = f"step_{len(indent) // len(INDENT)}"
-        places: dict[Tensor, str] = {}
-        body = statement.body
+    def _repeat(self, o: Repeat, body: Plan, address: Address, indent: str) -> Callable[[], list[str]]:
+        depth = len(indent) // len(INDENT)
+        step, turn = f"step_{depth}", f"turn_{depth}"
+        places: dict[Tensor, str] = {} if o.counter is None else {o.counter: f"(&{turn})"}
 
         def turned(backwards: bool) -> str:
-            return f"({o.steps - 1} - {step})" if backwards else step
+            if not backwards:
+                return step
+            assert isinstance(o.steps, int)
+            return f"({o.steps - 1} - {step})"
 
         for outside, inside, backwards in o.slices:
             places[inside] = f"({address(outside)} + {turned(backwards)} * {inside.size})"
@@ -120,23 +126,33 @@ class Text:
         for (_, inside, _), last in zip(o.carried, o.last, strict=True):
             places[inside] = address(last)
 
-        def inner(tensor: Tensor) -> str:
-            tensor_place = body.direct.get(tensor, tensor)
-            if tensor_place in places:
-                return places[tensor_place]
-            if tensor_place in body.offsets:
-                assert o.workspace is not None
-                return at(tensor_place, f"(unsigned char *){address(o.workspace)} + {body.offsets[tensor_place]}")
-            return address(tensor_place)
-
         before = [
             f"{indent}memcpy({address(last)}, {address(first)}, {last.nbytes});"
             for (first, _, _), last in zip(o.carried, o.last, strict=True)
             if last.nbytes
         ]
-        inside_lines = self.program(body, inner, indent + INDENT)
-        head = f"{indent}for (int {step} = 0; {step} < {o.steps}; {step}++) {{"
-        return lambda: [*before, head, *inside_lines(), indent + "}"]
+        inside_lines = self.program(body, _inside(o, body, places, address), indent + INDENT)
+        if isinstance(o.steps, int):
+            head = f"for (int {step} = 0; {step} < {o.steps}; {step}++) {{"
+        else:
+            limit = [] if o.steps is None else [f"{step} < *{address(o.steps)}"]
+            goes_on = [] if o.condition is None else [f"*{places[o.condition]}"]
+            head = f"for (int64_t {step} = 0; {' && '.join([*limit, *goes_on])}; {step}++) {{"
+
+        def write() -> list[str]:
+            lines = inside_lines()
+            counted = [f"{indent}{INDENT}const int64_t {turn} = {step};"] if any(turn in line for line in lines) else []
+            return [*before, indent + head, *counted, *lines, indent + "}"]
+
+        return write
+
+    def _branch(self, o: Branch, plans: Sequence[Plan], address: Address, indent: str) -> Callable[[], list[str]]:
+        lines = []
+        for body, plan in zip(o.branches, plans, strict=True):
+            places = {r: address(out) for r, out in zip(body.outputs.values(), o.out, strict=True)}
+            lines.append(self.program(plan, _inside(o, plan, places, address), indent + INDENT))
+        head = f"{indent}if (*{address(o.condition)}) {{"
+        return lambda: [head, *lines[0](), indent + "} else {", *lines[1](), indent + "}"]
 
     # --- written ------------------------------------------------------------------------------------------
 
@@ -178,6 +194,21 @@ class Text:
         ]
 
 
+def _inside(o: Nested, plan: Plan, places: Mapping[Tensor, str], address: Address) -> Address:
+    """Return the addresses of tensors in a program that ``o`` runs; ``places`` has the tensors stored outside."""
+
+    def inner(tensor: Tensor) -> str:
+        tensor = plan.direct.get(tensor, tensor)
+        if tensor in places:
+            return places[tensor]
+        if tensor in plan.offsets:
+            assert o.workspace is not None
+            return at(tensor, f"(unsigned char *){address(o.workspace)} + {plan.offsets[tensor]}")
+        return address(tensor)
+
+    return inner
+
+
 def at(tensor: Tensor, address: str) -> str:
     """Return a C expression that casts a byte address to a pointer to the tensor's elements."""
     return f"(({tensor.c_type} *)(void *)({address}))"
@@ -186,7 +217,11 @@ def at(tensor: Tensor, address: str) -> str:
 def elements(tensor: Tensor) -> str:
     """Return the elements of a constant as C literals."""
     assert tensor.data is not None
-    return ", ".join(literal(x, tensor.dtype) for x in tensor.data.ravel())
+    found = tensor.data.ravel()
+    if tensor.dtype in PACKED:
+        halves = np.append(found, np.zeros(found.size % 2, found.dtype)).view(np.uint8) & 15
+        return ", ".join(map(str, halves[::2] | halves[1::2] << 4))
+    return ", ".join(literal(x, tensor.dtype) for x in found)
 
 
 _HEAD = re.compile(r"^/\* == (\w+)(?: \(([\w, ]+)\))?: ?(.*)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Convert nodes with windows (convolution, pooling), indices or loops."""
+"""Convert nodes with windows (convolution, pooling) or indices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.export.c.c_reading import Reader, only_float, reads, result
-from gradgraph.export.c.program import FLAT, Argument, Call, Repeat, Shape, Tensor, View
+from gradgraph.export.c.c_matmul import sum_of_products
+from gradgraph.export.c.c_reading import Reader, only_float, reads
+from gradgraph.export.c.program import FLAT, Argument, Call, Shape, Tensor, View
+
+KINDS = ("int8", "uint8", "int4", "uint4")  # as `stored` in kernels.c numbers them
 
 
 def _plane(numbers: Any, missing: int, count: int) -> list[int]:
@@ -38,11 +41,11 @@ def geometry(r: Reader, attrs: dict[str, Any], x: Shape, y: Shape, kernel: Any) 
     return (*sizes, *spread, *begin, int(attrs.get("group", 1)))
 
 
-def _biased(r: Reader, made: Tensor, bias: View | None) -> View:
+def _biased(r: Reader, made: View, bias: View | None) -> View:
     if bias is None:
-        return made.whole()
+        return made
     column = r.of_shape(bias, (bias.size, *[1] * (len(made.shape) - 2)))
-    return r.map(made.shape, made.dtype, "{0} + {1}", [made.whole(), column]).whole()
+    return r.map(made.shape, made.dtype, "{0} + {1}", [made, column]).whole()
 
 
 @reads("Conv", "ConvTranspose")
@@ -52,24 +55,68 @@ def _conv(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, x, w)
     if attrs.get("output_shape"):
         raise r.unsupported("it has output_shape")
-    made = r.tensor(node.outputs[0])
+    shape = r.shape_of(node.outputs[0])
     if node.op_type == "Conv":
-        p = geometry(r, attrs, x.shape, made.shape, w.shape[2:])
-        r.rows(made, "conv_rows", r.whole(x), r.whole(w), FLAT, p)
+        p = geometry(r, attrs, x.shape, shape, w.shape[2:])
+        made = _pointwise(r, x, w, p, (0, 1)) or _convolved(r, node, "conv_rows", x, w, p)
     else:  # ConvTranspose: the input gradient of the convolution that maps its output to its input
-        p = geometry(r, attrs, made.shape, x.shape, w.shape[2:])
-        r.rows(made, "conv_input_rows", r.whole(x), r.whole(w), FLAT, p)
+        p = geometry(r, attrs, shape, x.shape, w.shape[2:])
+        made = _convolved(r, node, "conv_input_rows", x, w, p)
     r.set(node.outputs[0], _biased(r, made, b[0] if b else None))
+
+
+def _convolved(r: Reader, node: ir.Node, kernel: str, x: View, w: View, p: tuple[int, ...]) -> View:
+    """Add a convolution, or the gradient of its input, and return it."""
+    made = r.tensor(node.outputs[0])
+    stored = _stored(r, w)
+    if stored is None:
+        r.rows(made, kernel, r.whole(x), r.whole(w), FLAT, p)
+    else:
+        r.rows(made, f"{kernel}_stored", r.whole(x), *stored[:-1], FLAT, p, stored[-1])
+    return made.whole()
+
+
+def _stored(r: Reader, w: View) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]] | None:
+    """Return integers, scales and zero points of weights, as kernels read them; None if they are stored as floats.
+
+    The last item has the type of the integers and the steps from one output channel to the next in the other two.
+    """
+    maker = r.dequantized.get(w.tensor) if w.is_whole else None
+    if maker is None or maker.out.shape != w.shape:
+        return None
+    integers, scale, *points = maker.operands
+    plain = integers.is_whole and integers.tensor.size == w.size and integers.dtype in KINDS
+    if not plain or any(v.offset or any(v.strides[1:]) for v in (scale, *points)):
+        return None
+    zero = Tensor((), "int32", "", "constant", np.zeros((), np.int32))
+    if points:
+        assert points[0].tensor.data is not None
+        zero = Tensor(points[0].tensor.shape, "int32", "", "constant", points[0].tensor.data.astype(np.int32))
+    steps = (scale.strides[0], points[0].strides[0] if points else 0)
+    return integers.tensor, scale.tensor, zero, (KINDS.index(integers.dtype), *steps)
+
+
+def _pointwise(r: Reader, x: View, w: View, p: tuple[int, ...], axes: tuple[int, int]) -> View | None:
+    """Add a convolution of single elements whose weights are stored as integers, or the gradient of its input.
+
+    ``axes`` are the axes of ``w`` for the channels of the result and for the channels of ``x``.
+    """
+    if w.tensor not in r.dequantized or p[1:3] != p[4:6] or p[6:10] != (1, 1, 1, 1) or p[12:] != (0, 0, 1):
+        return None
+    out, channels = (w.shape[axis] for axis in axes)
+    domain = (x.shape[0], out, *x.shape[2:], channels)
+    factors = View(w.tensor, domain, (0, w.strides[axes[0]], *[0] * len(x.shape[2:]), w.strides[axes[1]]), w.offset)
+    images = View(x.tensor, domain, (x.strides[0], 0, *x.strides[2:], x.strides[1]), x.offset)
+    return sum_of_products(r, images, factors, 1)
 
 
 @reads("gradgraph:ConvGradInput")
 def _conv_input(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     dy, w = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, dy, w)
-    made = r.tensor(node.outputs[0])
-    p = geometry(r, attrs, made.shape, dy.shape, w.shape[2:])
-    r.rows(made, "conv_input_rows", r.whole(dy), r.whole(w), FLAT, p)
-    r.views[node.outputs[0]] = made.whole()
+    p = geometry(r, attrs, r.shape_of(node.outputs[0]), dy.shape, w.shape[2:])
+    made = _pointwise(r, dy, w, p, (1, 0)) or _convolved(r, node, "conv_input_rows", dy, w, p)
+    r.set(node.outputs[0], made)
 
 
 @reads("gradgraph:ConvGradWeight")
@@ -252,44 +299,3 @@ def _cumulative_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     options = int(attrs.get("exclusive", 0)), int(attrs.get("reverse", 0))
     r.add(Call([made], "cumulative_sum", [made, r.whole(x), *parts, *options]))
     r.views[node.outputs[0]] = made.whole()
-
-
-# --- loops ------------------------------------------------------------------------------------------------
-
-
-@reads("Scan")
-def _scan(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    body: ir.Graph = attrs["body"]
-    count = int(attrs["num_scan_inputs"])
-    states = len(node.inputs) - count
-    for name in ("scan_input_axes", "scan_output_axes"):
-        if any(attrs.get(name) or []):
-            raise r.unsupported(f"{name} must be 0")
-    first = [r.whole(r.view(v)) for v in node.inputs[:states]]  # type: ignore[arg-type]
-    scanned = [r.whole(r.view(v)) for v in node.inputs[states:]]  # type: ignore[arg-type]
-    backwards = [bool(d) for d in attrs.get("scan_input_directions") or [0] * count]
-    inside = Reader(r.views)
-    own = [inside.tensor(v, "local") for v in body.inputs]
-    for value, tensor in zip(body.inputs, own, strict=True):
-        inside.views[value] = tensor.whole()
-    outside = {v.tensor for v in r.views.values()}
-    inside.read(body)
-    taken: set[Tensor] = set()
-    results = [result(inside, inside.view(v), taken) for v in body.outputs]
-    made = [r.tensor(v) for v in node.outputs]
-    for value, tensor in zip(node.outputs, made, strict=True):
-        r.views[value] = tensor.whole()
-    out_backwards = [bool(d) for d in attrs.get("scan_output_directions") or [0] * len(made[states:])]
-    read = dict.fromkeys(v.tensor for o in inside.program.operations for v in o.views if v.tensor in outside)
-    inside.program.outputs = {f"{i}": t for i, t in enumerate(results)}
-    r.add(
-        Repeat(
-            scanned[0].shape[0],
-            inside.program,
-            list(zip(first, own[:states], results[:states], strict=True)),
-            list(zip(scanned, own[states:], backwards, strict=True)),
-            list(zip(made[states:], results[states:], out_backwards, strict=True)),
-            made[:states],
-            list(read),
-        )
-    )

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph.backends.shared_forms import batch_norm_by_statistics, written_out_batch_norm, written_out_layer_norm
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.rules.norm import columns, inverse_deviation
 
 Written = Var | tuple[Var | None, ...]
@@ -77,6 +78,28 @@ def global_average_pool(op: Builder, x: Var) -> Var:
 @formula("GlobalMaxPool")
 def global_max_pool(op: Builder, x: Var) -> Var:
     return op.ReduceMax(x, list(range(2, x.rank)), keepdims=1)
+
+
+# --- quantization -----------------------------------------------------------------------------------------
+
+
+@formula("QuantizeLinear")
+def quantize_linear(
+    op: Builder, x: Var, scale: Var, zero_point: Var | None = None, *, axis: int = 1, **options: Any
+) -> Written | None:
+    kind = ir.DataType(options.get("output_dtype", 0) or ir.DataType.UINT8) if zero_point is None else zero_point.dtype
+    if options.get("block_size", 0) or kind not in INTEGER_RANGES or kind.bitwidth < 8 or x.rank is None:
+        return None
+    rows = [1] * x.rank
+    if scale.rank == 1 and x.rank:
+        rows[axis % x.rank] = -1
+        scale = op.Reshape(scale, rows)
+        zero_point = None if zero_point is None else op.Reshape(zero_point, rows)
+    rounded = op.Round(x / scale)
+    if zero_point is not None:
+        rounded = rounded + op.Cast(zero_point, to=int(x.dtype))
+    lowest, highest = INTEGER_RANGES[kind]
+    return op.Cast(op.Clip(rounded, float(lowest), float(highest)), to=int(kind))
 
 
 # --- recurrent layers -------------------------------------------------------------------------------------

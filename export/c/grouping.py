@@ -14,7 +14,7 @@ import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from gradgraph.export.c.program import Element, Map, Operation, Program, Reduce, Repeat, Shape, Tensor, View
+from gradgraph.export.c.program import Element, Map, Nested, Operation, Program, Reduce, Shape, Tensor, View
 
 
 @dataclass(eq=False)
@@ -61,8 +61,8 @@ def remove_unread(program: Program) -> None:
             read.update(v.tensor for v in operation.views)
     program.operations = kept[::-1]
     for operation in kept:
-        if isinstance(operation, Repeat):
-            remove_unread(operation.body)
+        for body in operation.bodies if isinstance(operation, Nested) else ():
+            remove_unread(body)
 
 
 def put_into_reductions(program: Program) -> None:

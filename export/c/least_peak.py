@@ -14,11 +14,14 @@ from gradgraph.export.c.program import Tensor
 MOST_STATES = 2000
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
-    """A set of finished statements: its bits, the bytes alive, the peak until then, and how it was reached."""
+    """A set of finished statements: its bits, those that can run next, the bytes alive, the peak until then, and how
+    it was reached.
+    """
 
     done: int
+    ready: tuple[int, ...]
     live: int
     peak: int
     last: int = -1
@@ -43,7 +46,7 @@ def least_peak_order(
     """
     search = _Search(statements, needs, own, results)
     count = itertools.count()
-    heap = [(0, 0, next(count), _State(0, 0, 0))]
+    heap = [(0, 0, next(count), _State(0, search.first, 0, 0))]
     seen: set[int] = set()
     while heap and len(seen) < MOST_STATES:
         state = heapq.heappop(heap)[-1]
@@ -52,9 +55,7 @@ def least_peak_order(
         seen.add(state.done)
         if state.done.bit_count() == len(statements):
             return [statements[i] for i in _path(state)]
-        following = list(search.following(state))
-        free = [s for s in following if s.peak == state.peak and s.live <= state.live]
-        for after in free[:1] or following:
+        for after in search.following(state):
             heapq.heappush(heap, (after.peak, -after.done.bit_count(), next(count), after))
     return None
 
@@ -67,6 +68,20 @@ def _path(state: _State | None) -> list[int]:
     return found[::-1]
 
 
+@dataclass(slots=True)
+class _Size:
+    """A tensor that a statement reads or writes: its size, the bits of its readers, and what may share its memory.
+
+    Attributes:
+        kind: the type and the size that the output of an elementwise loop must have to take its memory.
+    """
+
+    size: int
+    readers: int
+    kind: tuple[str, int]
+    reusable: bool
+
+
 class _Search:
     def __init__(
         self,
@@ -75,32 +90,50 @@ class _Search:
         own: Set[Tensor],
         results: Set[Tensor],
     ) -> None:
-        self.statements, self.own, self.results = statements, own, results
         bit = {s: 1 << i for i, s in enumerate(statements)}
+        place = {s: i for i, s in enumerate(statements)}
         self.needs = [sum(bit[o] for o in needs[s]) for s in statements]
-        self.readers: dict[Tensor, int] = defaultdict(int)
-        for s in statements:
+        self.followers: list[list[int]] = [[] for _ in statements]
+        readers: dict[Tensor, int] = defaultdict(int)
+        for i, s in enumerate(statements):
+            for o in needs[s]:
+                self.followers[place[o]].append(i)
             for t in s.reads & own:
-                self.readers[t] |= bit[s]
+                readers[t] |= bit[s]
+        for t in results:
+            readers[t] = -1  # alive to the end
+        self.first = tuple(i for i, needed in enumerate(self.needs) if not needed)
+        self.read = [[self._size(t, readers[t], t in s.safe) for t in s.reads & own] for s in statements]
+        self.made = [[self._size(t, readers[t], False) for t in s.writes if t in own] for s in statements]
+
+    @staticmethod
+    def _size(tensor: Tensor, readers: int, reusable: bool) -> _Size:
+        return _Size(aligned(tensor.nbytes), readers, (tensor.dtype, tensor.nbytes), reusable)
 
     def following(self, state: _State) -> Iterator[_State]:
-        """Yield the states after each statement that is ready in ``state``."""
-        for i, needed in enumerate(self.needs):
-            if not state.done >> i & 1 and not needed & ~state.done:
-                yield self._after(state, i)
+        """Yield the states after each statement that is ready in ``state``; a single one if it costs no memory."""
+        found = []
+        for i in state.ready:
+            after = self._after(state, i)
+            if after.peak == state.peak and after.live <= state.live:
+                yield after
+                return
+            found.append(after)
+        yield from found
 
     def _after(self, state: _State, i: int) -> _State:
-        s, done = self.statements[i], state.done | 1 << i
-        dying = [t for t in s.reads & self.own if t not in self.results and not self.readers[t] & ~done]
-        made = [t for t in s.writes if t in self.own]
-        reused = [t for t in dying if t in s.safe]
-        peak = state.live
-        for t in made:
-            heir = next((r for r in reused if r.nbytes == t.nbytes and r.dtype == t.dtype), None)
-            if heir is None:
-                peak += aligned(t.nbytes)
+        done = state.done | 1 << i
+        dying = [t for t in self.read[i] if not t.readers & ~done]
+        reused = [t.kind for t in dying if t.reusable]
+        live = peak = state.live
+        for t in self.made[i]:
+            if t.kind in reused:
+                reused.remove(t.kind)
             else:
-                reused.remove(heir)
-        kept = [t for t in made if t in self.results or self.readers[t] & ~done]
-        live = state.live - sum(aligned(t.nbytes) for t in dying) + sum(aligned(t.nbytes) for t in kept)
-        return _State(done, live, max(state.peak, peak), i, state)
+                peak += t.size
+            if t.readers & ~done:
+                live += t.size
+        live -= sum(t.size for t in dying)
+        ready = [j for j in state.ready if j != i]
+        ready += [j for j in self.followers[i] if not self.needs[j] & ~done]
+        return _State(done, tuple(ready), live, max(state.peak, peak), i, state)

@@ -15,6 +15,7 @@ from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import (
     C_TYPES,
     FLAT,
+    PACKED,
     Assemble,
     Element,
     Map,
@@ -265,9 +266,19 @@ class _Writer:
         key = (view.tensor, view.offset, index)
         if key not in self.loads:
             self.loads[key] = self.fresh("x")
-            pointer = self.loop.pointer(view.tensor, view.offset)
-            self.line(f"const {view.tensor.c_type} {self.loads[key]} = {pointer}[{index}];")
+            if view.dtype in PACKED:
+                self.line(f"const {C_TYPES[PACKED[view.dtype]]} {self.loads[key]} = {self._half(view, index)};")
+            else:
+                pointer = self.loop.pointer(view.tensor, view.offset)
+                self.line(f"const {view.tensor.c_type} {self.loads[key]} = {pointer}[{index}];")
         return self.loads[key]
+
+    def _half(self, view: View, index: str) -> str:
+        """Return an element of 4 bits as a C expression."""
+        pointer = self.loop.pointer(view.tensor, 0)
+        at = f"({index} + {self.loop.size(view.offset)})" if view.offset else f"({index})"
+        half = f"(({pointer}[{at} / 2] >> ({at} % 2 * 4)) & 15)"
+        return f"(uint8_t){half}" if view.dtype == "uint4" else f"(int8_t)(({half} ^ 8) - 8)"
 
     def _map(self, o: Map, operand: object) -> None:
         text = o.template.format(*(operand(v) for v in o.operands))  # type: ignore[operator]

@@ -25,7 +25,10 @@ C_TYPES = {
     "uint16": "uint16_t",
     "uint8": "uint8_t",
     "bool": "uint8_t",
+    "int4": "uint8_t",
+    "uint4": "uint8_t",
 }
+PACKED = {"int4": "int8", "uint4": "uint8"}  # constants with two elements per byte, low bits first
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -53,7 +56,12 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.size * np.dtype(self.dtype).itemsize
+        return -(-self.size // 2) if self.dtype in PACKED else self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def length(self) -> int:
+        """The number of elements of the C array."""
+        return max(-(-self.size // 2) if self.dtype in PACKED else self.size, 1)
 
     @property
     def c_type(self) -> str:
@@ -282,35 +290,83 @@ class Assemble(Operation):
 
 
 @dataclass(eq=False)
-class Repeat(Operation):
-    """A Scan: ``body`` runs once per step.
+class Nested(Operation):
+    """An operation that runs programs of its own.
 
     Attributes:
+        captured: outer tensors that its programs read.
+        workspace: the working memory of its programs, if they need any.
+    """
+
+    captured: list[Tensor] = field(kw_only=True)
+    workspace: Tensor | None = field(kw_only=True, default=None)
+
+    @property
+    def bodies(self) -> list[Program]:
+        raise NotImplementedError
+
+    @property
+    def room(self) -> list[Tensor]:
+        return [] if self.workspace is None else [self.workspace]
+
+
+@dataclass(eq=False)
+class Repeat(Nested):
+    """A Scan or a Loop: ``body`` runs once per step.
+
+    Attributes:
+        steps: the number of steps, or a tensor with it; None for a Loop without a limit.
         carried: for each state, the initial value, the body's input and the body's result.
         slices: for each scan input, the whole tensor, the body's input, and whether to read backwards.
         stacked: for each scan output, the whole tensor, the body's result, and whether to write backwards.
         last: the final states.
-        captured: outer tensors that the body reads.
+        counter: the body's input with the number of the step, for a Loop.
+        condition: the body's input that ends a Loop when it is false; it is one of the states.
     """
 
-    steps: int
+    steps: int | Tensor | None
     body: Program
     carried: list[tuple[Tensor, Tensor, Tensor]]
     slices: list[tuple[Tensor, Tensor, bool]]
     stacked: list[tuple[Tensor, Tensor, bool]]
     last: list[Tensor]
-    captured: list[Tensor]
-    workspace: Tensor | None = None
+    counter: Tensor | None = None
+    condition: Tensor | None = None
+
+    @property
+    def bodies(self) -> list[Program]:
+        return [self.body]
 
     @property
     def outputs(self) -> list[Tensor]:
-        room = [] if self.workspace is None else [self.workspace]
-        return [*self.last, *(t for t, _, _ in self.stacked), *room]
+        return [*self.last, *(t for t, _, _ in self.stacked), *self.room]
 
     @property
     def views(self) -> list[View]:
-        read = [*(t for t, _, _ in self.carried), *(t for t, _, _ in self.slices), *self.captured]
+        limit = [self.steps] if isinstance(self.steps, Tensor) else []
+        read = [*(t for t, _, _ in self.carried), *(t for t, _, _ in self.slices), *self.captured, *limit]
         return [t.whole() for t in read]
+
+
+@dataclass(eq=False)
+class Branch(Nested):
+    """An If: runs the first of its two programs if ``condition`` is true, otherwise the second."""
+
+    condition: Tensor
+    branches: list[Program]
+    out: list[Tensor]
+
+    @property
+    def bodies(self) -> list[Program]:
+        return self.branches
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [*self.out, *self.room]
+
+    @property
+    def views(self) -> list[View]:
+        return [t.whole() for t in (self.condition, *self.captured)]
 
 
 @dataclass

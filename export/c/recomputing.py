@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from gradgraph.export.c.c_plan import Plan
 from gradgraph.export.c.c_products import with_factor
-from gradgraph.export.c.program import Assemble, Call, Map, Operation, Program, Reduce, Repeat, Rows, Tensor, View
+from gradgraph.export.c.program import Assemble, Call, Map, Nested, Operation, Program, Reduce, Rows, Tensor, View
 
 Undo = Callable[[], None]
 _SLOW = re.compile("exp|log|pow|tan|erf|sin|cos|mod")
@@ -81,7 +81,7 @@ def _cheap_at_peak(program: Program, plan: Plan, within: bool = False) -> Iterat
 
 def recomputed(program: Program, plan: Plan) -> Undo | None:
     """Compute cheap tensors that are alive at the peak of ``plan`` again for their readers after it."""
-    found = [c for c in _cheap_at_peak(program, plan) if c.early and not any(isinstance(o, Repeat) for o in c.late)]
+    found = [c for c in _cheap_at_peak(program, plan) if c.early and not any(isinstance(o, Nested) for o in c.late)]
     changes = [_copy(program, c.tensor, c.chain, c.late) for c in found]
     return functools.partial(_undo, program, changes) if changes else None
 

@@ -2,7 +2,7 @@
 static void gemm_rows(float *sums, int count, const float *a, const float *b, int terms, int a_step, int b_step,
                       int b_next) {
     for (int j = 0; j < count; j++) sums[j] = 0.0f;
-    if (b_next == 1 && count == TILE) {
+    if (TILE > 1 && b_next == 1 && count == TILE) {
         for (int k = 0; k < terms; k++) {
             const float factor = a[k * a_step];
             for (int j = 0; j < TILE; j++) sums[j] += factor * b[k * b_step + j];
@@ -87,6 +87,73 @@ static void conv_input_rows(float *sums, int count, const float *dy, const float
                            w[((m * in_group + c) * kh + u) * kw + v];
                 }
             }
+        sums[t] = sum;
+    }
+}
+
+/* == stored: element i of integers of type 0: int8, 1: uint8, 2: int4, 3: uint4, two per byte and low bits first */
+static int stored(const void *w, int i, int type) {
+    if (type == 0) return ((const signed char *)w)[i];
+    const int byte = ((const unsigned char *)w)[type == 1 ? i : i / 2];
+    if (type == 1) return byte;
+    const int half = (byte >> (i % 2 * 4)) & 15;
+    return type == 2 ? (half ^ 8) - 8 : half;
+}
+
+/* == conv_rows_stored (position, stored): conv_rows with integer weights; q has their type, and the steps from one
+   output channel to the next in scale and zero */
+static void conv_rows_stored(float *sums, int count, const float *x, const void *w, const float *scale,
+                             const int32_t *zero, int at, const int *p, const int *q) {
+    const int channels = p[0], height = p[1], width = p[2], kh = p[6], kw = p[7];
+    const int in_group = channels / p[14], out_group = p[3] / p[14];
+    const int shape[4] = {0, p[3], p[4], p[5]};
+    int o[4];
+    position(at, shape, o);
+    for (int t = 0; t < count; t++, next_position(shape, o)) {
+        const float *image = x + (o[0] * channels + o[1] / out_group * in_group) * height * width;
+        const int kernel = o[1] * in_group * kh * kw, point = zero[o[1] * q[2]];
+        const int top = o[2] * p[8] - p[12], left = o[3] * p[9] - p[13];
+        float sum = 0.0f;
+        for (int c = 0; c < in_group; c++)
+            for (int u = 0; u < kh; u++) {
+                const int row = top + u * p[10];
+                if (row < 0 || row >= height) continue;
+                for (int v = 0; v < kw; v++) {
+                    const int column = left + v * p[11];
+                    if (column < 0 || column >= width) continue;
+                    sum += image[(c * height + row) * width + column] *
+                           (float)(stored(w, kernel + (c * kh + u) * kw + v, q[0]) - point);
+                }
+            }
+        sums[t] = sum * scale[o[1] * q[1]];
+    }
+}
+
+/* == conv_input_rows_stored (position, stored): conv_input_rows with integer weights */
+static void conv_input_rows_stored(float *sums, int count, const float *dy, const void *w, const float *scale,
+                                   const int32_t *zero, int at, const int *p, const int *q) {
+    const int kh = p[6], kw = p[7], out_height = p[4], out_width = p[5];
+    const int in_group = p[0] / p[14], out_group = p[3] / p[14];
+    const int shape[4] = {0, p[0], p[1], p[2]};
+    int i[4];
+    position(at, shape, i);
+    for (int t = 0; t < count; t++, next_position(shape, i)) {
+        const int group = i[1] / in_group, c = i[1] % in_group;
+        float sum = 0.0f;
+        for (int m = group * out_group; m < (group + 1) * out_group; m++) {
+            float part = 0.0f;
+            for (int u = 0; u < kh; u++) {
+                const int down = i[2] + p[12] - u * p[10], row = down / p[8];
+                if (down < 0 || down % p[8] || row >= out_height) continue;
+                for (int v = 0; v < kw; v++) {
+                    const int right = i[3] + p[13] - v * p[11], column = right / p[9];
+                    if (right < 0 || right % p[9] || column >= out_width) continue;
+                    part += dy[((i[0] * p[3] + m) * out_height + row) * out_width + column] *
+                            (float)(stored(w, ((m * in_group + c) * kh + u) * kw + v, q[0]) - zero[m * q[2]]);
+                }
+            }
+            sum += part * scale[m * q[1]];
+        }
         sums[t] = sum;
     }
 }
