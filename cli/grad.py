@@ -25,7 +25,8 @@ from gradgraph.step.output_paths import check_output
     "--wrt",
     multiple=True,
     metavar="GLOB",
-    help="Inputs and parameters to differentiate with respect to; repeatable. Default: every trainable parameter.",
+    help="Inputs, parameters and inner values (a layer's output) to differentiate with respect to; repeatable. "
+    "Default: every trainable parameter.",
 )
 @click.option(
     "--output",
@@ -53,8 +54,8 @@ from gradgraph.step.output_paths import check_output
 @click.option(
     "--per-sample",
     is_flag=True,
-    help="Per-sample loss and gradients: OUTPUT.per_sample and NAME.per_sample_grad. With --jacobian: the Jacobian "
-    "of each output row with respect to the same input row.",
+    help="Per-sample loss and gradients: OUTPUT.per_sample and NAME.per_sample_grad. With --jacobian or "
+    "--hessian: derivatives of each output row with respect to the same input row.",
 )
 @click.option(
     "--independent",
@@ -143,8 +144,10 @@ def _transform(
     if len(asked) > 1:
         raise click.UsageError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one of them", ctx)
     name = asked[0] if asked else "per_sample_gradients" if per_sample else "value_and_grad"
-    if per_sample and name not in ("per_sample_gradients", "jacobian"):
-        raise click.UsageError(f"--per-sample can be combined only with --jacobian, not with --{name}", ctx)
+    if per_sample and name not in ("per_sample_gradients", "jacobian", "hessian"):
+        raise click.UsageError(
+            f"--per-sample can be combined only with --jacobian and --hessian, not with --{name}", ctx
+        )
     if independent and name != "per_sample_gradients":
         raise click.UsageError("--independent requires --per-sample; add it, or omit --independent", ctx)
     if mode != "auto" and name != "jacobian":
@@ -159,6 +162,8 @@ def _transform(
     arguments: dict[str, Any] = {"output": outputs[0] if outputs else None} | kept
     if name == "jacobian":
         arguments |= {"mode": mode, "per_sample": per_sample}
+    if name == "hessian":
+        arguments["per_sample"] = per_sample
     if name == "per_sample_gradients":
         arguments["independent"] = independent
     return getattr(transforms, name), arguments

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from gradgraph.data.record.data_names import DataNames
     from gradgraph.data.shards.shards import shards
     from gradgraph.errors import GradgraphError
+    from gradgraph.explaining.along import along
+    from gradgraph.explaining.explain import explain
+    from gradgraph.explaining.iterate import iterate
+    from gradgraph.explaining.solve import solve
     from gradgraph.export.temperature import calibrate
     from gradgraph.parallel.data_parallel import DataParallel
     from gradgraph.passes.autocast import Precision
@@ -96,14 +100,17 @@ _HOMES = {
     "Step": "step.step",
     "StepOptions": "building.step_options",
     "Trainer": "runtime.trainer",
+    "along": "explaining.along",
     "build": "building.pipeline",
     "calibrate": "export.temperature",
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "distill": "surgery.teachers",
+    "explain": "explaining.explain",
     "finetune": "chat.finetuning",
     "hessian": "transforms",
     "hvp": "transforms",
+    "iterate": "explaining.iterate",
     "image_folder": "data.images.labelled_images",
     "image_table": "data.images.labelled_images",
     "jacobian": "transforms",
@@ -117,6 +124,7 @@ _HOMES = {
     "read_run": "runs.run_recipes",
     "reduce": "reduction.reduced",
     "shards": "data.shards.shards",
+    "solve": "explaining.solve",
     "train": "runs.training",
     "value_and_grad": "transforms",
     "vjp": "transforms",
@@ -153,6 +161,7 @@ __all__ = [
     "Step",
     "StepOptions",
     "Trainer",
+    "along",
     "augment",
     "build",
     "calibrate",
@@ -161,6 +170,7 @@ __all__ = [
     "check_gradients",
     "distill",
     "errors",
+    "explain",
     "export",
     "extend",
     "finetune",
@@ -169,6 +179,7 @@ __all__ = [
     "hvp",
     "image_folder",
     "image_table",
+    "iterate",
     "jacobian",
     "jvp",
     "lora",
@@ -184,6 +195,7 @@ __all__ = [
     "read_run",
     "reduce",
     "shards",
+    "solve",
     "sound",
     "surgery",
     "tables",

@@ -58,7 +58,7 @@ _KINDS = {
 }
 
 
-def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
+def transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
     """Return a decorator that makes a public transform from a function that returns an ``Append`` function.
 
     The decorated function takes the arguments of the transform, and returns an ``Append`` function. The transform
@@ -73,7 +73,7 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
         @checked(**_KINDS, **kinds)
         @paused_collection()
         @functools.wraps(choose)
-        def transform(*args: P.args, **kwargs: P.kwargs) -> Result:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             options = given.arguments
@@ -84,12 +84,13 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
             if out is not None:
                 check_suffix(out, ".onnx")
                 check_writable(out)
-            work = normalise(model, parameters=options["wrt"])
-            of = options["output"] if "output" in options else options["outputs"]
+            wrt, unused = options.get("wrt"), options.get("allow_unused", False)
+            work = normalise(model, parameters=wrt)
+            of = options["output"] if "output" in options else options.get("outputs")
             named_operators = backend != "portable"
             own = list(work.graph.inputs)
             with blaming(model):
-                append(work, of, options["wrt"], allow_unused=options["allow_unused"], named_operators=named_operators)
+                append(work, of, wrt, allow_unused=unused, named_operators=named_operators)
             align_product_ranks(write_missing_kernels(work))
             if named_operators:
                 write_for(work, chosen)
@@ -100,14 +101,14 @@ def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Res
                 save_model(work, out)
             return work if out is not None or isinstance(model, ir.Model) else to_proto(work)
 
-        transform.__annotations__ = choose.__annotations__ | {"return": "Result"}
-        transform.__signature__ = signature.replace(return_annotation="Result")  # type: ignore[attr-defined]
-        return transform
+        call.__annotations__ = choose.__annotations__ | {"return": "Result"}
+        call.__signature__ = signature.replace(return_annotation="Result")  # type: ignore[attr-defined]
+        return call
 
     return decorate
 
 
-@_transform()
+@transform()
 def value_and_grad(
     model: Source,
     *,
@@ -125,7 +126,8 @@ def value_and_grad(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         output: name of the floating-point output (or any inner tensor) to differentiate, with exactly one element; by
             default the first output that depends on an input.
-        wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer: a
+        wrt: names and globs (``"head.*"``) of inputs, initializers and inner values, such as a layer's output; a glob
+            that matches inputs or initializers matches no inner values. By default every trainable initializer: a
             floating-point one that ``output`` depends on, except running statistics and buffers.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
         backend: the runtime of the result. ``"portable"`` writes standard nodes, which run anywhere and can be
@@ -158,7 +160,7 @@ def value_and_grad(
     return partial(append_gradients, recompute=as_recompute(recompute))
 
 
-@_transform()
+@transform()
 def vjp(
     model: Source,
     *,
@@ -178,8 +180,8 @@ def vjp(
         model, backend, opset, recompute, out: as for ``value_and_grad``.
         outputs: names and globs of floating-point outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` with the output's shape and type.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
-            input if the model has none.
+        wrt: names and globs of inputs, initializers and inner values, as for ``value_and_grad``; by default the
+            trainable initializers, or every floating-point input if the model has none.
         allow_unused: return zeros for names that no output depends on, instead of raising an error.
 
     Returns:
@@ -192,7 +194,7 @@ def vjp(
     return partial(append_vjp, recompute=as_recompute(recompute))
 
 
-@_transform()
+@transform()
 def jvp(
     model: Source,
     *,
@@ -210,9 +212,9 @@ def jvp(
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         outputs: names and globs of floating-point outputs; all of them by default.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
-            input if the model has none. For each, the result has a new input ``"<name>.tangent"`` with the tensor's
-            shape and type.
+        wrt: names and globs of inputs, initializers and inner values, as for ``value_and_grad``; by default the
+            trainable initializers, or every floating-point input if the model has none. For each, the result has a new
+            input ``"<name>.tangent"`` with the tensor's shape and type.
         allow_unused: accept names that no output depends on; their tangents are ignored.
 
     Returns:
@@ -226,7 +228,7 @@ def jvp(
     return append_jvp
 
 
-@_transform()
+@transform()
 def hvp(
     model: Source,
     *,
@@ -245,8 +247,8 @@ def hvp(
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating-point output (or any inner value) to differentiate twice, with exactly one element; by
             default the first output that depends on an input.
-        wrt: names and globs of inputs and initializers, as for ``value_and_grad``. For each, the result has a new input
-            ``"<name>.tangent"`` with the tensor's shape and type.
+        wrt: names and globs of inputs, initializers and inner values, as for ``value_and_grad``. For each, the result
+            has a new input ``"<name>.tangent"`` with the tensor's shape and type.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
@@ -260,7 +262,7 @@ def hvp(
     return append_hvp
 
 
-@_transform(mode=_MODE, per_sample=FLAG)
+@transform(mode=_MODE, per_sample=FLAG)
 def jacobian(
     model: Source,
     *,
@@ -284,8 +286,8 @@ def jacobian(
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating-point output (or any inner value) to differentiate, of any shape; by default the first
             output that depends on an input.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
-            input if the model has none.
+        wrt: names and globs of inputs, initializers and inner values, as for ``value_and_grad``; by default the
+            trainable initializers, or every floating-point input if the model has none.
         mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
             of ``wrt``), or ``"auto"``: forward mode if ``wrt`` is known to have fewer elements.
         per_sample: differentiate each sample of ``output`` with respect to the same sample of inputs only, for all
@@ -306,12 +308,13 @@ def jacobian(
     return partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
 
 
-@_transform()
+@transform(per_sample=FLAG)
 def hessian(
     model: Source,
     *,
     output: str | None = None,
     wrt: Names = None,
+    per_sample: bool = False,
     allow_unused: bool = False,
     backend: str = "portable",
     opset: int | None = None,
@@ -326,24 +329,27 @@ def hessian(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating-point output (or any inner value) to differentiate twice, with exactly one element; by
-            default the first output that depends on an input.
-        wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
+        output: the floating-point output (or any inner value) to differentiate twice, with exactly one element
+            (unless ``per_sample``); by default the first output that depends on an input.
+        wrt: names and globs of inputs, initializers and inner values, as for ``value_and_grad``.
+        per_sample: compute the Hessian of each sample's number in ``output`` (of shape [batch] or [batch, 1]) with
+            respect to the same sample of inputs, for all samples at once. A model that mixes samples, or might, raises
+            DifferentiationError.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
         The same kind of model as ``model`` (for a path, a ``ModelProto``), with the original outputs, then one for each
         pair of names: ``"<name>.<other>.hessian"``, with the shape of the first tensor followed by the shape of the
-        second. The output for a name paired with itself is ``"<name>.hessian"``. (If a name is already used, the next
-        free one, as for ``value_and_grad``.)
+        second (with ``per_sample``, of a row of it). The output for a name paired with itself is ``"<name>.hessian"``.
+        (If a name is already used, the next free one, as for ``value_and_grad``.)
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return append_hessian
+    return partial(append_hessian, per_sample=bool(per_sample))
 
 
-@_transform(inputs=NAMES.or_none(), independent=FLAG)
+@transform(inputs=NAMES.or_none(), independent=FLAG)
 def per_sample_gradients(
     model: Source,
     *,

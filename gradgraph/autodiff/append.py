@@ -49,7 +49,7 @@ def append_gradients(
     (target,) = path.targets
     op = builder_for(work, named_operators)
     written = written_backward(op, path, {target: seed_of(op, target)}, graph)
-    outputs = named(op, chosen, written.gradients, "grad", allow_unused)
+    outputs = named(op, path.wrt, written.gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs[:] = [target, *outputs]
     return _finished(work, op, written, recompute)
@@ -76,7 +76,7 @@ def append_vjp(
     op = builder_for(work, named_operators)
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     written = written_backward(op, path, seeds, graph)
-    new = named(op, chosen, written.gradients, "grad", allow_unused)
+    new = named(op, path.wrt, written.gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs.extend(new)
     return _finished(work, op, written, recompute)

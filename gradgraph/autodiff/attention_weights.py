@@ -34,6 +34,13 @@ def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir
     return sorted(ends), made
 
 
+def probabilities_of(forward: Sequence[ir.Node]) -> list[ir.Value]:
+    """Return the attention probabilities that ``forward``, the nodes of a graph in order, computes by a Softmax."""
+    place = {node: i for i, node in enumerate(forward)}
+    softmaxes = (node for node in forward if node.op_type == "Softmax" and node.domain == "")
+    return [node.outputs[0] for node in softmaxes if _up_to_products(node, place) is not None]
+
+
 def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[list[ir.Node], list[ir.Node]] | None:
     """Return the products that read the probabilities of ``softmax``, and the nodes from ``softmax`` up to them.
 

@@ -95,7 +95,8 @@ class _Forward:
         for node in on_path:
             self.op.scope = scoped("jvp", node.name or "")
             for y, dy in self._pushed(node).items():
-                self.tangents[y] = self.op.like(dy, self.op.wrap(y))
+                own = [self.tangents[y]] if y in self.tangents else []  # of an inner value in ``path.wrt``
+                self.tangents[y] = self.op.like(self.op.sum_of([*own, dy]), self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
         """Replace each node for which a new node computes values and tangents together, and sort the graph."""

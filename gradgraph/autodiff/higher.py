@@ -21,18 +21,23 @@ def append_hvp(
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
-    gradients = gradients_of(work, target, chosen, allow_unused)
+    gradients, chosen = gradients_of(work, target, chosen, allow_unused)
     path = find_path(work, gradients, chosen, allow_unused=True)  # a constant gradient has a zero tangent
     return add_tangents(work, path, chosen, "hvp", named_operators)
 
 
-def gradients_of(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool) -> list[ir.Value]:
-    """Add the gradient of ``target`` with respect to each of ``wrt`` to ``model``, and return the gradients."""
+def gradients_of(
+    model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Add the gradient of the sum of ``target`` with respect to each of ``wrt`` to ``model``.
+
+    Returns the gradients, and ``wrt`` with the values that replaced some of them (see ``find_path``).
+    """
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets
     op = builder_for(model)
     gradients = backward(op, path, {target: seed_of(op, target)})
-    values = named(op, wrt, gradients, "grad", allow_unused)
+    values = named(op, path.wrt, gradients, "grad", allow_unused)
     op.finish(model.graph)
     infer_shapes(model)
-    return values
+    return values, path.wrt

@@ -74,26 +74,44 @@ def append_jacobian(
 
 
 def append_hessian(
-    work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+    work: ir.Model,
+    output: str | None,
+    wrt: Names,
+    *,
+    per_sample: bool = False,
+    allow_unused: bool = False,
+    named_operators: bool = False,
 ) -> ir.Model:
     """Apply ``hessian`` to a model in normal form, in place.
 
     With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     target = target_of(work.graph, output)
-    check_scalar(target)
+    if not per_sample:
+        check_scalar(target)
     chosen = select(work.graph, wrt, [target])
-    for x in chosen:
+    for x in (target, *chosen):
         _check_tensor(x)
-    gradients = gradients_of(work, target, chosen, allow_unused)
+    if per_sample:
+        name_batch(work)
+        _check_numbers(target)
+        _check_rows(work.graph, find_path(work, [target], chosen, allow_unused))
+        target = target_of(work.graph, target.name)
+    gradients, chosen = gradients_of(work, target, chosen, allow_unused)
     path = find_path(work, gradients, chosen, allow_unused=True)
     op = builder_for(work, named_operators)
-    basis, rows = _tangent_rows(work, op, path, chosen, "hvp")
+    basis, rows = _tangent_rows(work, op, path, chosen, "hvp", int(per_sample))
     blocks = []
     for a, row in zip(chosen, rows, strict=True):  # H is symmetric: split by b, the rows for a are the blocks (b, a)
         for b, part in zip(chosen, basis.split(op, row), strict=True):
             name = f"{b.name}.hessian" if a is b else f"{b.name}.{a.name}.hessian"
-            blocks.append(reshaped(op, part, sizes_of(op, b), sizes_of(op, a), name=name))
+            sizes = [sizes_of(op, b), sizes_of(op, a)]
+            if per_sample:
+                samples = op.Shape(op.wrap(a), start=0, end=1)
+                flat = op.Reshape(part, op.Concat(_count(op, b, 1), samples, _count(op, a, 1), axis=0), allowzero=1)
+                part = op.Transpose(flat, perm=[1, 0, 2])
+                sizes = [sizes_of(op, b), sizes_of(op, a, 1)]
+            blocks.append(reshaped(op, part, *sizes, name=name))
     count = len(chosen)
     op.finish(work.graph)
     work.graph.outputs.extend(blocks[i * count + k] for k in range(count) for i in range(count))
@@ -177,7 +195,7 @@ def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
         return path
     nodes, copies = copied(path.nodes, op.fresh)
     work.graph.extend(nodes)
-    return Path(work.graph, [copies.get(y, y) for y in path.targets], path.wrt)
+    return Path(work.graph, [copies.get(y, y) for y in path.targets], [copies.get(x, x) for x in path.wrt])
 
 
 class _Basis:
@@ -245,6 +263,16 @@ def _check_rows(graph: ir.Graph, path: Path) -> None:
         )
     if check_independent(graph, batched, target, path, _WHOLE) != 0:
         raise DifferentiationError(f"output '{shown(target.name)}' does not have one row per sample", **_WHOLE)
+
+
+def _check_numbers(target: ir.Value) -> None:
+    """Raise an error unless ``target`` has one number for each sample; unknown sizes are accepted."""
+    shape = _shape(target)
+    if shape is not None and (not shape or any(d not in (1, None) for d in shape[1:])):
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' has shape {list(shape)}, but a Hessian per sample needs one number for "
+            "each sample; choose an output of shape [batch], such as losses with reduction='none'"
+        )
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:

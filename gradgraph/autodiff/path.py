@@ -148,7 +148,7 @@ class Path:
                     before[y].append(x)
         self.reached = _search(self.wrt, after)
         self.active = _search(self.targets, before) & self.reached
-        self._computed = self.active - set(self.wrt)
+        self._computed = self.active & {y for x in self.reached for y in after.get(x, ())}
         self.nodes = [n for n in nodes if self.is_on(n)]
         self.every_node = [n for n in inside if self.is_on(n)]
 

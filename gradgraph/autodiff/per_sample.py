@@ -44,7 +44,7 @@ def append_per_sample(
     batched = batched_inputs(graph, inputs)
     op = builder_for(work, named_operators)
     target = target_of(graph, output)
-    chosen = select(graph, wrt, [target])
+    chosen = select(graph, wrt, [target], inner=False)
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     if not independent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -20,12 +20,15 @@ from gradgraph.rules.broadcasting import unbroadcast
 from gradgraph.rules.composites.table import Call, calls
 from gradgraph.rules.containers import added, is_sequence
 
+Override = Callable[[Sequence[Var | None]], Sequence[Var | None]]
+
 
 def backward(
     op: Builder,
     path: Path,
     seeds: Mapping[ir.Value, Var | Sequence[Var]],
     begins: dict[ir.Node, int] | None = None,
+    overrides: Mapping[ir.Node, Override] | None = None,
 ) -> dict[ir.Value, Var]:
     """Emit the backward pass along ``path``; return the gradient of each of ``path.wrt`` that has one.
 
@@ -34,20 +37,30 @@ def backward(
         path: the nodes to differentiate; each must have a rule (see ``check_rules``).
         seeds: the cotangent of each target value (or several, which are summed).
         begins: receives, for each node of the path, the index in ``op.nodes`` where its gradient begins.
+        overrides: for single nodes, functions that are called instead of their rules, with the cotangents of the
+            outputs; each returns one gradient (or None) per input.
     """
     scope = op.scope
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
     for target, seed in seeds.items():
         cotangents[target].extend(all_of(seed))
-    composites = calls(path.nodes, path.active, set(path.wrt))
+    wanted = set(path.wrt)
+    composites = calls(path.nodes, path.active, wanted)
     for node in reversed(path.nodes):
         if begins is not None:
             begins[node] = len(op.nodes)
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):
+            cotangents.update(
+                (y, [dy]) for y, dy in zip(node.outputs, dys, strict=True) if dy is not None and y in wanted
+            )
             op.scope = scoped("grad", node.name or "")
-            known = composites.get(node)
-            for x, dx in _by_rule(op, path, node, dys) if known is None else _by_composite(op, known, node, dys[0]):
+            known, own = composites.get(node), overrides.get(node) if overrides else None
+            if own is not None:
+                pulled: Iterable[tuple[ir.Value, Var]] = _by_override(node, own(dys))
+            else:
+                pulled = _by_rule(op, path, node, dys) if known is None else _by_composite(op, known, node, dys[0])
+            for x, dx in pulled:
                 if x in path.active:
                     cotangents[x].append(dx)
     op.scope = scope
@@ -80,6 +93,13 @@ def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) 
             dx = unbroadcast(op, dx, op.wrap(node.outputs[0]), op.wrap(x))
         # the gradient of a sequence is a sequence, that of an optional a tensor
         yield x, dx if isinstance(x.type, ir.SequenceType | ir.OptionalType) else _fitting(op, node, x, dx)
+
+
+def _by_override(node: ir.Node, gradients: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
+    """Yield each input of ``node`` with the gradient that replaces the one of its rule."""
+    for x, dx in zip(node.inputs, gradients, strict=False):
+        if x is not None and dx is not None:
+            yield x, dx
 
 
 def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:

@@ -24,10 +24,11 @@ UNUSED: Remedies = {
 }
 
 
-def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
+def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value], inner: bool = True) -> list[ir.Value]:
     """Return the inputs and initializers that match ``wrt``, in the order of its patterns.
 
-    If ``wrt`` is None, these are the trainable initializers, or all floating-point inputs if there are none.
+    If ``wrt`` is None, these are the trainable initializers, or all floating-point inputs if there are none. With
+    ``inner``, a pattern that matches none of them may match inner values: outputs of the graph's nodes.
     """
     if wrt is None:
         found = trainable(graph, targets)
@@ -43,9 +44,15 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
     known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
     chosen: dict[ir.Value, None] = {}
     for pattern in as_names(wrt):
-        matches = _matching(pattern, known)
-        for name in matches:
-            value = known[name]
+        values, names = known, matching(pattern, list(known))
+        if not names and inner:
+            values = {v.name: v for node in graph for v in node.outputs if v.name}
+            names = matching(pattern, list(values))
+        if not names:
+            what = "input, initializer or inner value" if inner else "input or initializer"
+            raise UnknownNameError(f"no {what} matches '{shown(pattern)}'{suggestion(pattern, [*known, *values])}")
+        for name in names:
+            value = values[name]
             if not carries(value) and name == pattern:
                 raise DifferentiationError(
                     f"'{shown(name)}' {content_of(value)}, but only floating-point tensors have gradients",
@@ -64,7 +71,7 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
     names = list(known)
     matches = matching(pattern, names)
     if not matches:
-        raise UnknownNameError(f"no input or initializer matches '{shown(pattern)}'{suggestion(pattern, names)}")
+        raise UnknownNameError(f"no output matches '{shown(pattern)}'{suggestion(pattern, names)}")
     return matches
 
 
@@ -181,7 +188,8 @@ def find_path(
 ) -> Path:
     """Return the path from ``wrt`` to ``targets``, after replacing operators without a rule by their function bodies.
 
-    A target computed by such an operator is replaced by a new value of the same name, so use ``path.targets``.
+    A target, or an inner value in ``wrt``, that such an operator computes is replaced by a new value of the same name,
+    so use ``path.targets`` and ``path.wrt``.
 
     Args:
         model: the model in normal form; changed in place.
@@ -205,6 +213,7 @@ def find_path(
         expand(model, bodies)
         known = {v.name: v for n in model.graph for v in n.outputs}
         targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]
+        wrt = [known.get(x.name, x) for x in wrt]
     check_rules(path)
     unused = [] if allow_unused else [x for x in path.wrt if x not in path.active]
     if unused:

@@ -68,6 +68,12 @@ AUGMENTATIONS = {
     "random_augment": "rand_augment", "inception_crop": "random_resized_crop", "pad_crop": "random_crop",
 }  # fmt: skip
 
+EXPLANATIONS = {
+    "saliency": "gradient", "vanilla": "gradient", "ixg": "input-x-gradient", "ig": "integrated-gradients",
+    "gradient-shap": "expected-gradients", "noise-tunnel": "smoothgrad", "smooth-grad": "smoothgrad",
+    "guided-backprop": "guided-backpropagation", "gradcampp": "grad-cam-plus-plus", "layer-grad-cam": "grad-cam",
+    "deep-lift": "deeplift", "conductance": "layer-conductance", "shapley-value-sampling": "shapley", "shap": "shapley",
+}  # fmt: skip
 _BUILD, _EXPORT = "gradgraph.build(model, loss, optimizer, metrics=…) first", "export(path)"
 # methods of other libraries' training objects, with those of a Trainer
 METHODS = {

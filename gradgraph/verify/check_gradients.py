@@ -269,7 +269,7 @@ def _outputs(graph: ir.Graph, output: str | None) -> list[str]:
 def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[str]) -> list[str]:
     targets = [v for v in graph.outputs if v.name in outputs]
     if wrt is not None:
-        return [v.name for v in select(graph, wrt, targets) if v.name]
+        return [v.name for v in select(graph, wrt, targets, inner=False) if v.name]
     inputs = [v for v in graph.inputs if carries(v) and not v.is_initializer()]
     active = Path(graph, targets, inputs).active
     chosen = [*(v for v in inputs if v in active), *trainable(graph, targets)]

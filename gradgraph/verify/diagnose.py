@@ -110,7 +110,7 @@ def _differentiable(model: ir.Model, wrt: str | Sequence[str] | None, output: st
     graph = model.graph
     targets = [v for v in graph.outputs if carries(v) and output in (None, v.name)]
     inputs = [v for v in graph.inputs if carries(v) and not v.is_initializer()]
-    chosen = select(graph, wrt, targets) if wrt is not None else [*inputs, *trainable(graph, targets)]
+    chosen = select(graph, wrt, targets, inner=False) if wrt is not None else [*inputs, *trainable(graph, targets)]
     try:
         find_path(model, targets, chosen, allow_unused=True)
     except UnsupportedOperatorError:

@@ -162,7 +162,7 @@ def test_tangents_of_tangents() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"wrt": "v"}, UnknownNameError, "no input or initializer matches 'v'"),
+        ({"wrt": "v"}, UnknownNameError, "no input, initializer or inner value matches 'v'"),
         ({"wrt": "w", "outputs": "u"}, UnknownNameError, "matches 'u'"),
         ({"wrt": "b", "outputs": "z"}, DifferentiationError, "does not depend on 'b'"),
     ],

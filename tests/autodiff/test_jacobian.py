@@ -334,7 +334,7 @@ def test_from_the_shell(
     ("options", "words"),
     [
         (["--vjp", "--jvp"], "--vjp and --jvp cannot be combined"),
-        (["--hessian", "--per-sample"], "--per-sample can be combined only with --jacobian"),
+        (["--hvp", "--per-sample"], "--per-sample can be combined only with --jacobian"),
         (["--independent"], "--independent requires --per-sample"),
         (["--mode", "reverse"], "--mode requires --jacobian"),
         (["--output", "y", "--output", "loss"], "only --vjp and --jvp accept several --output"),
