@@ -271,7 +271,7 @@ def _check_numbers(target: ir.Value) -> None:
     if shape is not None and (not shape or any(d not in (1, None) for d in shape[1:])):
         raise DifferentiationError(
             f"output '{shown(target.name)}' has shape {list(shape)}, but a Hessian per sample needs one number for "
-            "each sample; choose an output of shape [batch], such as losses with reduction='none'"
+            "each sample; choose an output of shape [batch], such as a vector of losses"
         )
 
 

@@ -407,7 +407,6 @@ class _Towards:
         self._rows = {x: _background(s, baselines, x, name) for x, name in s.names.items()}
 
     def at(self, rows: Sequence[Var], count: int) -> Points:
-        """Return the points for ``count`` rows; each sample has its own row of the background and its own position."""
         op, found = self._s.op, {}
         self._source.places = 0
         turns = [rows[0] if count == 1 else op.Gather(rows[0], 0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +32,20 @@ def quadrature(rule: str, n: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(n) + shift) / n, np.full(n, 1 / n)
 
 
+class Places(Protocol):
+    """The points of an average.
+
+    Attributes:
+        rows: arrays with one row for each point.
+    """
+
+    rows: list[np.ndarray]
+
+    def at(self, rows: Sequence[Var], count: int) -> Points:
+        """Return the points for ``count`` rows: scalars, or vectors of this length for ``count`` > 1."""
+        ...
+
+
 class Line:
     """Points on straight lines from baselines to the sites.
 
@@ -45,7 +59,6 @@ class Line:
         self._net, self._baselines, self.rows = net, baselines, [positions]
 
     def at(self, rows: Sequence[Var], count: int) -> Points:
-        """Return the points for ``count`` rows: scalars, or vectors of this length for ``count`` > 1."""
         op, found = self._net.op, {}
         for x, b in self._baselines.items():
             here = op.wrap(x)
@@ -72,7 +85,6 @@ class Around:
         self._source = RandomSource(net.op.const(initial_state(seed)))
 
     def at(self, rows: Sequence[Var], count: int) -> Points:
-        """Return the points for ``count`` rows, as :meth:`Line.at`; they share one larger draw of the noise."""
         op, found = self._net.op, {}
         self._source.places = 0  # unrolled or not, a draw depends on its number only
         first = rows[0] if count == 1 else op.Gather(rows[0], 0)
@@ -86,7 +98,7 @@ class Around:
 
 def reduced(
     net: Net,
-    points: Line | Around,
+    points: Places,
     evaluate: Callable[[Points, int], Sequence[Var]],
     weights: np.ndarray | None,
     zeros: Sequence[Var | None],
@@ -201,11 +213,13 @@ def _fits(mine: Sequence[int], shape: Sequence[int | str | None]) -> bool:
 
 def zeros_of(op: Builder, graph: ir.Graph, y: ir.Value) -> Var | None:
     """Return zeros of the shape of ``y``, if each size is a number or a size of an input; otherwise None."""
-    known = {d: (x, i) for x in graph.inputs if x.shape is not None for i, d in enumerate(as_dims(x.shape)) if d}
+    known = {str(d): (x, i) for x in graph.inputs if x.shape is not None for i, d in enumerate(as_dims(x.shape)) if d}
     shape = op.wrap(y).shape
     if shape is None or any(not isinstance(d, int) and d not in known for d in shape):
         return None
-    sizes = [op.const([d]) if isinstance(d, int) else op.dim(op.wrap(known[d][0]), known[d][1]) for d in shape]
+    sizes = [
+        op.const([d]) if isinstance(d, int) else op.dim(op.wrap(known[d or ""][0]), known[d or ""][1]) for d in shape
+    ]
     zeros = op.full(op.Concat(*sizes, axis=0) if sizes else op.const(np.zeros(0, np.int64)), 0, op.wrap(y).dtype)
     record_shape(zeros.value, shape)
     return zeros

@@ -14,7 +14,7 @@ from gradgraph.autodiff.reverse import Override
 from gradgraph.autodiff.select import Names, find_path, select, target_of
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
 from gradgraph.explaining.calls import Call, Net, Points, repeated
-from gradgraph.explaining.points import Around, Baseline, Line, baselines_of, reduced, zeros_of
+from gradgraph.explaining.points import Baseline, Places, baselines_of, reduced, zeros_of
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import is_elementwise
 
@@ -106,12 +106,13 @@ class Subject:
         return self.op.Expand(self.op.const([int(target)]), self.op.dim(y, 0))
 
     def _check_class(self, index: Any, size: int | str | None) -> None:
-        whole = isinstance(index, int | np.integer) and not isinstance(index, bool)
-        if index is not None and not whole:
+        if index is None:
+            return
+        if not isinstance(index, int | np.integer) or isinstance(index, bool):
             raise BuildError(
                 f"target is {index!r}; pass the index of a class, 'predicted', or None for an input 'target'"
             )
-        if whole and isinstance(size, int) and not 0 <= index < size:
+        if isinstance(size, int) and not 0 <= index < size:
             raise BuildError(
                 f"there is no class {index}: the output '{shown(self.output.name)}' has the classes 0 to {size - 1}"
             )
@@ -156,7 +157,7 @@ class Subject:
         y = self.score(call, rows)
         return call.gradients(y, self.op.ones_like(y), self.net.sites if wrt is None else wrt, overrides)
 
-    def averaged(self, points: Line | Around, weights: np.ndarray) -> dict[ir.Value, Var]:
+    def averaged(self, points: Places, weights: np.ndarray) -> dict[ir.Value, Var]:
         """Return the weighted sum of the gradients at ``points``."""
 
         def evaluate(where: Points, rows: int) -> list[Var]:

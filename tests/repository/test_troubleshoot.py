@@ -18,6 +18,7 @@ OPTION = re.compile(r"(?<![-\w])--[a-z]")
 ONLY_PYTHON = (
     "frontend/",
     "export/",
+    "gradgraph/explaining/",
     "gradgraph/extend.py",
     "gradgraph/arguments.py",
     "gradgraph/building/loss_function.py",
