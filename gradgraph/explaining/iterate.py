@@ -130,7 +130,7 @@ def _append(
     known = {y.name: y for node in work.graph for y in node.outputs} | {y.name: y for y in work.graph.outputs}
     target, results = path.targets[0], [known[name] for name in outputs]
     net = Net(work, path.wrt, [*dict.fromkeys([target, *results])], named_operators=named_operators)
-    start = net.here()
+    start: Points = net.here()
     project = projection(net, bounds, ball)
     if seed is not None and ball is not None:
         source = RandomSource(net.op.const(initial_state(seed)))

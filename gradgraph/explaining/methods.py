@@ -147,11 +147,13 @@ def guided_backpropagation(s: Subject) -> Results:
         raise BuildError("guided-backpropagation needs Relu layers, and the model has none; use method='gradient'")
 
     def overrides(call: Call) -> Mapping[ir.Node, Override]:
-        op = s.op
-        made = (_copy(call, node) for node in relus)
-        return {n: (lambda dys, n=n: _by_rule(s, n, [None if dy is None else op.Relu(dy) for dy in dys])) for n in made}
+        return {_copy(call, node): _bound(_guided, s, call, node) for node in relus}
 
     return s.attributions(s.gradients(s.first, overrides=overrides))
+
+
+def _guided(s: Subject, call: Call, node: ir.Node, dys: Sequence[Var | None]) -> Sequence[Var | None]:
+    return _by_rule(s, _copy(call, node), [None if dy is None else s.op.Relu(dy) for dy in dys])
 
 
 @method("deeplift", "Shrikumar et al. 2017, arXiv:1704.02685 (rescale rule)")
@@ -367,7 +369,7 @@ def shapley(s: Subject, features: Any = None, n: int = 25, baseline: Baseline = 
 # --- parts ----------------------------------------------------------------------------------------------------
 
 
-def _bound(rule: Callable[..., list[Var | None]], *given: Any) -> Override:
+def _bound(rule: Callable[..., Sequence[Var | None]], *given: Any) -> Override:
     return lambda dys: rule(*given, dys)
 
 
