@@ -85,6 +85,7 @@ def conv_form(
     *,
     serves: Good = always,
     when: Good | None = always,
+    any_batch: bool = False,
     here: Callable[[], bool] = lambda: True,
     forms: Forms = FORMS,
 ) -> Callable[[Write], Write]:
@@ -94,7 +95,9 @@ def conv_form(
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.
         convolutions: test cases of Conv, from which the test cases of a gradient are derived.
         serves: whether the form supports a layer.
-        when: whether it is the fastest for a layer of known batch size; None: for any call.
+        when: whether it is the fastest for a layer; None: for any call.
+        any_batch: whether ``when`` also decides about layers of unknown batch size, for which the form is otherwise not
+            used.
         here: whether it is the fastest on this machine.
         forms: the table to which it is added.
     """
@@ -103,7 +106,7 @@ def conv_form(
         if when is None or not here():
             return here()
         conv = layer_of(call)
-        return conv is not None and conv.images > 0 and serves(conv) and when(conv)
+        return conv is not None and (any_batch or conv.images > 0) and serves(conv) and when(conv)
 
     def register(write: Write) -> Write:
         @functools.wraps(write)
