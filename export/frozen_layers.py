@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 
 from gradgraph.arguments import FLAG, PATH, checked
-from gradgraph.errors import OutputError, shown
+from gradgraph.errors import BuildError, OutputError, shown
 from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.models import save_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.features.split import Split, split
+from gradgraph.runtime.features.static_values import OpenSizes
 from gradgraph.step.step import Step
 
+EXAMPLES, STEP_SIZE = (24, 16), 8
 FEATURES, STEP, PAGE = "features.onnx", "step", "README.md"
 
 
@@ -38,7 +41,7 @@ def save_split(step: Step | str | os.PathLike[str], folder: str | os.PathLike[st
     """
     check_suffix(folder, FOLDER)
     whole = step if isinstance(step, Step) else Step.load(step)
-    parts = split(whole, {s.name: s.shape for s in whole.manifest.inputs})
+    parts = _split(whole)
     target = pathlib.Path(folder)
     if not force and target.is_dir() and any(target.iterdir()):
         raise OutputError(
@@ -57,11 +60,34 @@ def save_split(step: Step | str | os.PathLike[str], folder: str | os.PathLike[st
     return parts.head
 
 
+def _split(step: Step) -> Split:
+    """Split a step for inputs of any size.
+
+    If no value of known size can be kept, such as a mean over tokens, return a split where sizes of kept values are
+    those of inputs, such as the number of tokens.
+    """
+    inputs = step.manifest.inputs
+    try:
+        return split(step, {s.name: s.shape for s in inputs})
+    except BuildError:
+        samples = {s.shape[0] for s in inputs if s.shape}
+        names = dict.fromkeys(d for s in inputs for d in s.shape if isinstance(d, str) and d not in samples)
+        if not names:
+            raise
+        # shapes are inferred for two examples of all sizes, which are small, since positions may be limited
+        some, other = ({name: first + STEP_SIZE * i for i, name in enumerate(names)} for first in EXAMPLES)
+        shapes = [{s.name: [sizes.get(str(d), d) for d in s.shape] for s in inputs} for sizes in (some, other)]
+        opened = OpenSizes(shapes[1], {(some[name], other[name]): name for name in names})
+        with contextlib.suppress(BuildError):
+            return split(step, shapes[0], opened)
+        raise
+
+
 def _page(parts: Split, whole: Step) -> str:
     """Return the text of README.md."""
     read = ", ".join(f"`{v.name}`" for v in parts.evaluated.graph.input)
     lines = [
-        *(f"- `{n}`: {row.dtype} [{', '.join(map(str, ('samples', *row.shape)))}]" for n, row in parts.kept.items()),
+        *(f"- `{n}`: {row.dtype} [{', '.join(map(str, ('samples', *row.dims)))}]" for n, row in parts.kept.items()),
         *(f"- `{name}`: this input of the model" for name in parts.passed),
         *(f"- `{target.name}`: as for the whole step" for target in whole.manifest.targets),
     ]

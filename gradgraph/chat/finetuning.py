@@ -460,6 +460,7 @@ def _fitted(
         max_steps=recipe.max_steps,
         checkpoint=kept / CHECKPOINT,
         checkpoint_every=recipe.checkpoint_every,
+        keep_features=recipe.keep_features,
         log=lines,
         callbacks=callbacks,
         progress=progress,

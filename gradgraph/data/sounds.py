@@ -94,11 +94,12 @@ class Sounds(Loadable):
     def __init__(self, found: LabelledFiles, form: SoundForm, augment: Augment | None, threads: int | None) -> None:
         self.files, self.form, self.threads, self._found = found.files, form, threads, found
         self.augment = None if augment is None else SoundAugmentations(augment)
+        self._form_of_step: SoundForm | None = None  # as last read for a step
 
     @property
     def augments(self) -> bool:
-        """Whether samples are augmented in training."""
-        return self.augment is not None
+        """Whether samples are augmented in training, or placed at random since their lengths differ."""
+        return self.augment is not None or not all(map(self._fills, self.files))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -106,8 +107,12 @@ class Sounds(Loadable):
     def __getitem__(self, i: int) -> Array:
         opened = _opened(self.files[i])
         rate = self.form.rate or opened.rate
-        natural = -(-opened.frames * rate // opened.rate)  # number of samples at this rate, rounded up
-        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
+        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or _length_at(rate, opened)), ())
+
+    def _fills(self, file: Path) -> bool:
+        """Whether a sound has the length that the last step reads."""
+        form = self._form_of_step
+        return form is None or form.rate is None or _length_at(form.rate, _opened(file)) == form.length
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return the classes, rate and length of the sounds, taken from ``known`` if present.
@@ -117,7 +122,7 @@ class Sounds(Loadable):
             DataError: the step requires other inputs.
         """
         sound, target = _parts(specs)
-        form = self._form(sound, known)
+        form = self._form_of_step = self._form(sound, known)
         names = DataNames(sounds={sound.name: {"rate": form.rate, "length": form.length}})
         return names if target is None else names.updated(self._found.names_for(target, known))
 
@@ -163,6 +168,11 @@ class Sounds(Loadable):
         if self.augment is None or rng is None:
             return made
         return self.augment(made, rng, form.rate)
+
+
+def _length_at(rate: int, opened: WavFile) -> int:
+    """Return the number of samples of a sound at a sampling rate, rounded up."""
+    return -(-opened.frames * rate // opened.rate)
 
 
 def _place(rest: int, rng: np.random.Generator | None) -> int:

@@ -112,6 +112,13 @@ class Run:
         "the free memory, otherwise in files next to --checkpoint.",
         "training", "flag", default=False,
     )  # fmt: skip
+    feature_variants: int | None = spelled(
+        "With keep_features and augment: number of augmented variants of each sample to compute; each epoch trains on "
+        "one of them.",
+        "training", "count", default=None,
+        in_shell="With --keep-features and --augment: number of augmented variants of each sample to compute; each "
+        "epoch trains on one of them.",
+    )  # fmt: skip
     every: Mapping[str, int] = spelled(
         "For a folder with several steps: train this one only on every N-th batch; repeatable.",
         "training", "arguments", metavar="STEP=N", default={},

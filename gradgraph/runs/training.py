@@ -216,8 +216,8 @@ class _Training:
         if folder is not None:
             self.team.from_first(lambda: folder.begin(trainer))
         held_out = self._held_out(trainer)
-        same = ("keep_features", "checkpoint", "max_steps", "max_time", "patience", "monitor", "mode", "min_delta",
-                "limit", "log_every", "eval_every")  # fmt: skip
+        same = ("keep_features", "feature_variants", "checkpoint", "max_steps", "max_time", "patience", "monitor",
+                "mode", "min_delta", "limit", "log_every", "eval_every")  # fmt: skip
         with (
             how_to_resume(run.checkpoint, run.run, self.words, force=run.force),
             where_it_diverged(trainer),

@@ -23,6 +23,7 @@ from gradgraph.arguments import (
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.data.arrays.batch import Array, Batch
+from gradgraph.data.arrays.remedies import check_counts
 from gradgraph.data.record.column_assignment import fitting, placed
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.sources.labels_apart import labels_apart, paired
@@ -42,6 +43,7 @@ from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.exports import Exports
 from gradgraph.runtime.features.keeping import keep_features as keep
+from gradgraph.runtime.features.variants import Variants
 from gradgraph.runtime.loop.fit import Fit, FitOptions
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.moving import Rate
@@ -257,6 +259,7 @@ class Trainer(Exports):
         steps: str | Sequence[str] | None = None,
         every: Mapping[str, int] | None = None,
         keep_features: bool | Literal["auto"] = False,
+        feature_variants: int | None = None,
         y: Any = None,
         **hyperparameters: Rate | Mapping[str, Rate],
     ) -> History:
@@ -303,8 +306,11 @@ class Trainer(Exports):
             keep_features: compute frozen layers once for each sample, and train only the rest of the step in each
                 epoch, with the same results. Features are kept in up to a quarter of the free memory, otherwise in
                 files next to ``checkpoint``. Layers are computed in every epoch if Dropout, batch statistics or other
-                samples of the batch affect them. True raises an error if no feature can be kept, for instance of
-                augmented data; "auto" trains without.
+                samples of the batch affect them. True raises an error if no feature can be kept; "auto" trains
+                without.
+            feature_variants: with ``keep_features`` and augmented data, the number of augmented variants of each
+                sample whose features are computed. Epoch ``e`` trains on variant ``e % feature_variants``, so the
+                first epochs are the same as without kept features, and later ones repeat their augmentations.
             y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
                 It may be the second positional argument; pass all others by keyword then.
             hyperparameters: other scalar inputs, each in a form accepted for ``learning_rate``; with several steps, a
@@ -322,6 +328,13 @@ class Trainer(Exports):
             KeyboardInterrupt: after Ctrl-C, when the current step is finished and the checkpoint is saved; after
                 SIGTERM, SystemExit.
         """
+        check_counts(feature_variants=feature_variants)
+        if feature_variants is not None and not keep_features:
+            raise ArgumentError(
+                "feature_variants has no effect without keep_features",
+                remedy="pass keep_features=True, too",
+                shell="add --keep-features, too",
+            )
         given = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
         rates, pattern = self._rates_and_pattern(given, steps, every)
         options = FitOptions(
@@ -363,12 +376,20 @@ class Trainer(Exports):
                         "data": source.fingerprint,
                         "validation": "none" if held_out is None else held_out.fingerprint,
                     }
+                    told["options of kept features"] = (
+                        f"keep_features={keep_features}, feature_variants={feature_variants}"
+                    )
                     told["kernels"] = session.kernels  # other kernels round differently
                     team.begin(session, told, source.usual_terms(session.data.checker) or order.size)
                 kept = None
                 if keep_features is True or (keep_features == "auto" and epochs > 1):
                     began = time.monotonic()
-                    kept = keep(session, source, held_out, keep_features, checkpoint)
+                    variants = (
+                        None
+                        if feature_variants is None
+                        else Variants(feature_variants, self.progress.epochs_of_fit(epochs, resume))
+                    )
+                    kept = keep(session, source, held_out, keep_features, checkpoint, variants)
                     options = options.after(time.monotonic() - began)
             if kept is not None:
                 session, source, held_out = kept.session, kept.source, kept.validation

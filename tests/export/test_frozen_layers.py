@@ -65,3 +65,25 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     assert run(["train", model, "--data", data, "--keep-features"]) == 1
     assert "no frozen layer can be computed once for each sample" in capsys.readouterr().err
+
+
+def test_features_of_each_token(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    weights = {
+        "table": rng.standard_normal((64, 4)),
+        "k": rng.standard_normal((4, 4)),
+        "w": rng.standard_normal((4, 3)),
+    }
+    model = parsed("""(int64[n, t] ids) => (float[n, t, 3] y) {
+        e = Gather(table, ids)  h = MatMul(e, k)  s = Tanh(h)  y = MatMul(s, w)
+    }""", **weights)  # fmt: skip
+    step = gg.build(model, loss=gg.losses.cross_entropy(axis=-1), optimizer="sgd", train="w")
+    head = export.save_split(step, tmp_path / "parts")
+    assert [(s.name, s.shape[1:]) for s in head.manifest.inputs] == [("s", ("t", 4))]
+    assert "`s`: float32 [samples, t, 4]" in (tmp_path / "parts" / "README.md").read_text()
+    session = ort.InferenceSession(tmp_path / "parts" / "features.onnx")
+    for tokens in (5, 40):
+        ids, target = rng.integers(0, 64, (20, tokens)), rng.integers(0, 3, (20, tokens))
+        features = np.asarray(session.run(None, {"ids": ids})[0])
+        whole = losses(step, {"ids": ids, "target": target})
+        assert losses(tmp_path / "parts" / "step", {"s": features, "target": target}) == pytest.approx(whole, rel=1e-6)

@@ -53,6 +53,10 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:] if dtype is None else self[:].astype(dtype)
 
+    def part(self, first: int, count: int) -> StoredArray:
+        """Return an array of ``count`` consecutive rows, which stay on disk."""
+        return StoredArray(self.path, self._start + first * self._row, (count, *self.shape[1:]), self.dtype)
+
     def take(self, indices: Array, axis: int, out: Array, mode: str) -> Array:
         """Read rows into ``out``, like ``numpy.take`` with ``axis=0``; the indices must be in range."""
         view, row = _bytes_of(out), self._row

@@ -292,12 +292,17 @@ class Samples(Indexed):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
         size, order = self.order.size, self.order
-        own = self._loadable.order(order.seed, epoch, order.batch_size) if order.shuffle else np.arange(self.rows)
-        indices = order.share(own)
+        indices = self.indices(epoch)
         firsts = range(start * size, self.batches_per_epoch * size, size)
         batches = (indices[first : first + size].tolist() for first in firsts)
         seed = (order.seed, epoch) if order.augments else ()
         return self._loadable.load(batches, self._specs, seed, self.names)
+
+    def indices(self, epoch: int) -> Array:
+        """Return the indices of this process's samples in the order of an epoch."""
+        assert self.rows is not None
+        order, every = self.order, np.arange(self.rows)
+        return order.share(self._loadable.order(order.seed, epoch, order.batch_size) if order.shuffle else every)
 
     def at(self, batches: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
         return self._loadable.load(iter(batches), self._specs, (), self.names)

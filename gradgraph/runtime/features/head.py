@@ -36,6 +36,12 @@ class HeadSession(StepSession):
         self.split, self.sizes, self.whole = split, sizes, whole
         self.opener: HeadOpener = HeadOpener(whole, split, sizes)
 
+    def expect_usual(self) -> None:
+        """Set the usual sizes of a batch to those of the whole step."""
+        dims = {dim for spec in self.manifest.batch for dim in spec.shape if isinstance(dim, str)}
+        if dims <= self.sizes.keys():
+            self.part.expect({dim: self.sizes[dim] for dim in dims})
+
     def train(
         self,
         feeds: Mapping[str, Feed],

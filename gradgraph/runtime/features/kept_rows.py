@@ -145,6 +145,11 @@ class KeptRows:
                 self.folder.parent.rmdir()  # unless other data are kept there
 
 
+def part_of(array: Array | StoredArray, first: int, count: int) -> Array | StoredArray:
+    """Return ``count`` consecutive rows of a kept array, without a copy."""
+    return array[first : first + count] if isinstance(array, np.ndarray) else array.part(first, count)
+
+
 def digest_of_data(source: Source) -> Digest | None:
     """Return a digest of the data; None if they have no content that can be compared.
 

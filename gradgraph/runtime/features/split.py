@@ -17,7 +17,7 @@ from gradgraph.files.external import external_entry, is_external
 from gradgraph.files.protos import reads
 from gradgraph.graph.prune import needed
 from gradgraph.runtime.features.cheapest_cut import cheapest_cut, takes_long
-from gradgraph.runtime.features.static_values import Row, Shapes, static_values
+from gradgraph.runtime.features.static_values import OpenSizes, Row, Shapes, static_values
 from gradgraph.step.inference import called
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -75,12 +75,13 @@ class Split:
         return part
 
 
-def split(step: Step, shapes: Shapes) -> Split:
+def split(step: Step, shapes: Shapes, opened: OpenSizes | None = None) -> Split:
     """Split a step between its frozen layers and the rest.
 
     Args:
         step: a single step.
         shapes: the shapes of the inputs in a batch.
+        opened: the sizes that differ between batches; None if there are none.
 
     Raises:
         BuildError: if there are several named steps, or no layer is the same in every epoch; the message names the
@@ -90,7 +91,7 @@ def split(step: Step, shapes: Shapes) -> Split:
     if manifest.steps:
         raise BuildError(f"keep_features supports a single step only, but there are {listed(manifest.steps)}")
     train = step.trains[""]
-    static = static_values(train, manifest, shapes)
+    static = static_values(train, manifest, shapes, opened)
     inputs = {s.name for s in manifest.inputs}
     other = _otherwise(train, step.eval, [x.name or "" for x in static.rows])
     static.rows = {x: row for x, row in static.rows.items() if x.name in inputs or x.name not in other}
@@ -127,7 +128,7 @@ def _names_read(node: ir.Node) -> Iterable[str]:
 def _specs(manifest: Manifest, kept: Mapping[str, Row], passed: Collection[str]) -> tuple[TensorSpec, ...]:
     """Return the inputs of the head."""
     rows = next((s.shape[0] for s in manifest.inputs if s.shape), None)
-    own = [TensorSpec(name, row.dtype, (rows, *row.shape)) for name, row in kept.items()]
+    own = [TensorSpec(name, row.dtype, (rows, *row.dims)) for name, row in kept.items()]
     return (*(s for s in manifest.inputs if s.name in passed), *own)
 
 
@@ -147,7 +148,7 @@ def _before(model: onnx.ModelProto, kept: Mapping[str, Row]) -> onnx.ModelProto:
     """Return the part of ``model`` that computes the ``kept`` values."""
     nodes, names = needed(model.graph.node, kept, lambda node: node.output, reads)
     part = _of_nodes(model, nodes, names)
-    part.graph.output.extend(_declared(name, (None, *row.shape), row.dtype) for name, row in kept.items())
+    part.graph.output.extend(_declared(name, (None, *row.dims), row.dtype) for name, row in kept.items())
     return part
 
 

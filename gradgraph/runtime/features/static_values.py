@@ -43,6 +43,7 @@ _STEERED = {
     "Tile": (1,),
 }
 _REPEATING = frozenset({"Expand", "Tile"})
+_TAKING = frozenset({"Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})  # parts of a vector
 _OF_SIZES = frozenset({"Concat", "Gather", "ReduceProd", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
 
@@ -51,17 +52,47 @@ class Row:
     """The shape and type of the part of a value that belongs to one sample.
 
     Attributes:
-        shape: the shape without the sample axis.
+        shape: the shape without the sample axis; for sizes that differ between batches, the largest ones.
         dtype: the element type, as in specs.
+        open: for each axis of ``shape``, the name of a size that differs between batches, or None; empty if all sizes
+            are the same in each batch.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    open: tuple[str | None, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
+    @property
+    def dims(self) -> tuple[int | str, ...]:
+        """The shape without the sample axis, with the names of sizes that differ between batches."""
+        return tuple(name or size for name, size in itertools.zip_longest(self.open, self.shape))
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """Sizes of inputs that differ between batches.
+
+    Attributes:
+        shapes: the shapes of the inputs in another batch, where all these sizes are different.
+        names: the names of these sizes, by the values in both batches.
+    """
+
+    shapes: Shapes
+    names: Mapping[tuple[int, int], str]
+
+    def of(self, row: Row, other: Row | None) -> Row | None:
+        """Return a row whose shape differs from that in the other batch in such sizes only; None for other rows."""
+        if other is None or len(other.shape) != len(row.shape):
+            return None
+        pairs = list(zip(row.shape, other.shape, strict=True))
+        if any(a != b and (a, b) not in self.names for a, b in pairs):
+            return None
+        return Row(row.shape, row.dtype, tuple(None if a == b else self.names[a, b] for a, b in pairs))
 
 
 @dataclass
@@ -102,12 +133,15 @@ def changes(manifest: Manifest) -> dict[str, str]:
     return found
 
 
-def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) -> StaticValues:
+def static_values(
+    model: onnx.ModelProto, manifest: Manifest, shapes: Shapes, opened: OpenSizes | None = None
+) -> StaticValues:
     """Return the part of a train graph that is the same in every epoch.
 
     Args:
         model: train.onnx, or another graph of a step with the same inputs.
         shapes: the shapes of the inputs in a batch; sizes may be unknown.
+        opened: the sizes that differ between batches; None if there are none.
 
     Raises:
         BuildError: if the opset of the step differs from that of the rules for samples.
@@ -120,6 +154,7 @@ def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) ->
     nodes, outside, changing = _static_nodes(model, manifest)
     trunk = _trunk(model, manifest, nodes)
     work = ir.from_proto(trunk)
+    _read_sizes_directly(work.graph)
     _declare_batch(work, shapes)
     values = {v.name or "": v for v in (*work.graph.inputs, *(y for node in work.graph for y in node.outputs))}
     found.sizes = {name: _bytes(v) for name, v in values.items() if v.shape is not None and v.dtype is not None}
@@ -133,6 +168,10 @@ def static_values(model: onnx.ModelProto, manifest: Manifest, shapes: Shapes) ->
     position = {name: i for i, node in enumerate(model.graph.node) for name in node.output}
     first = min([*changing, *reasons], key=lambda each: position[each[0] or ""], default=None)
     found.changing = first[1] if first else found.changing
+    if opened is not None:
+        others = {x.name: row for x, row in static_values(model, manifest, opened.shapes).rows.items()}
+        rows = {x: opened.of(row, others.get(x.name)) for x, row in found.rows.items()}
+        found.rows = {x: row for x, row in rows.items() if row is not None}
     return found
 
 
@@ -180,6 +219,38 @@ def _trunk(model: onnx.ModelProto, manifest: Manifest, nodes: Sequence[onnx.Node
     return trunk
 
 
+def _read_sizes_directly(graph: ir.Graph) -> None:
+    """Bypass, in place, nodes by which PyTorch replaces sizes of -1 by 1, where no size is negative.
+
+    Shape inference cannot see through them.
+    """
+    for node in graph:
+        if node.op_type != "Where" or len(node.inputs) != 3:
+            continue
+        condition, sizes = node.inputs[0], node.inputs[2]
+        equal = None if condition is None else condition.producer()
+        if sizes is None or equal is None or equal.op_type != "Equal" or sizes not in equal.inputs:
+            continue
+        other = next((x for x in equal.inputs if x is not None and x is not sizes), None)
+        compared = None if other is None else constant_of(other)
+        if compared is not None and (compared < 0).all() and _is_size(sizes):
+            node.outputs[0].replace_all_uses_with(sizes)
+
+
+def _is_size(x: ir.Value | None) -> bool:
+    """Whether ``x`` is computed from the shapes of values, so that it is not negative."""
+    if x is None:
+        return False
+    if (known := constant_of(x)) is not None:
+        return bool((known >= 0).all())
+    node = x.producer()
+    if node is None or node.op_type in ("Shape", "Size"):
+        return node is not None
+    if node.op_type in ("Add", "Concat", "Mul"):
+        return all(map(_is_size, node.inputs))
+    return node.op_type in _TAKING and _is_size(node.inputs[0])
+
+
 def _declare_batch(model: ir.Model, shapes: Shapes) -> None:
     """Infer the shapes of ``model`` for inputs of these ``shapes``, except for the number of samples."""
     dims = {x: as_dims(x.shape) if x.shape is not None else () for x in model.graph.inputs}
@@ -212,6 +283,17 @@ def _size_at(x: ir.Value | None, axis: int, y: ir.Value) -> Dim:
         return None
     own = axis - len(y.shape) + len(x.shape)
     return as_dims(x.shape)[own] if own >= 0 else 1
+
+
+def _among_sliced(node: ir.Node, positions: set[int]) -> set[int]:
+    """Return the positions among the results of a Slice of a vector; ALL if it is not known what is sliced."""
+    x, *given = node.inputs
+    bounds = [None if v is None else constant_of(v) for v in given]
+    count = x.shape[0] if x is not None and x.shape is not None and len(x.shape) == 1 else None
+    if not isinstance(count, int) or any(v is not None and b is None for v, b in zip(given, bounds, strict=True)):
+        return ALL
+    start, end, _, step = (None if b is None else int(b.ravel()[0]) for b in (*bounds, None, None)[:4])
+    return {i for i, at in enumerate(range(count)[start:end:step]) if at in positions}
 
 
 class _Independence:
@@ -327,6 +409,8 @@ class _Independence:
         if node.op_type == "Gather" and (chosen := constant_of(node.inputs[1])) is not None:
             flat = np.ravel(chosen)  # a negative index counts from an end that may be unknown
             return {i for i, at in enumerate(flat.tolist()) if at in varying[0]} if (flat >= 0).all() else ALL
+        if node.op_type == "Slice":
+            return _among_sliced(node, varying[0])
         if node.op_type in ("Reshape", "Squeeze", "Unsqueeze") and not any(varying[1:]):
             return varying[0]
         counts = all_sizes([x.shape[0] if x is not None and x.shape else None for x in node.inputs])

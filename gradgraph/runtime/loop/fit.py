@@ -246,7 +246,7 @@ class Fit:
             p.best, p.stale, self._best.state = self.team.from_first(self._best.recovered)
             self._stopped = self._best.is_over
         else:
-            p.epoch += bool(p.batch)  # skip the rest of an unfinished epoch
+            p.epoch = p.epochs_of_fit(1, resume).start  # skip the rest of an unfinished epoch
             self._forget_epoch()
             p.fit_epoch, p.fit_step = p.epoch, p.steps
             p.best, p.stale, p.history, p.eval_every = None, 0, History(), 0

@@ -79,6 +79,11 @@ class Progress:
     kernels: str = ""
     beside: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
+    def epochs_of_fit(self, epochs: int, resume: bool) -> range:
+        """Return the remaining epochs, counted as ``epoch``, of a fit that starts or resumes now."""
+        first = self.epoch if resume else self.epoch + bool(self.batch)
+        return range(first, (self.fit_epoch if resume else first) + epochs)
+
 
 _IF_ANY = (
     "totals",
