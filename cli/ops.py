@@ -11,7 +11,7 @@ from gradgraph.cli.command import Command
 @click.command("ops", cls=Command)
 @click.option(
     "--status",
-    type=click.Choice(["rule", "body", "lowered", "no gradient", "none"]),
+    type=click.Choice(["rule", "body", "lowered", "no gradient", "refused", "none"]),
     help="List only operators with this status.",
 )
 @output.json_option
@@ -26,6 +26,7 @@ def command(status: str | None, as_json: bool) -> None:
       body         differentiated through the function body that ONNX defines
       lowered      first rewritten with other operators
       no gradient  the derivative is zero or undefined; gradients stop here
+      refused      no gradient rule, for the reason in the remarks: an error on such a path, too
       none         no gradient rule: an error if the operator is on a path from a weight to the loss
 
     The column "inputs" lists the inputs that have gradients; gradients can be of any order unless "order" is 1.

@@ -134,18 +134,33 @@ def check_rules(path: Path) -> None:
     if missing:
         kinds = ", ".join(
             f"{shown(kind)} (node{'s' if len(nodes) > 1 else ''} {listed([n.name for n in nodes], most=3)})"
+            f"{_because(nodes[0])}"
             for kind, nodes in missing.items()
         )
         every = [node for nodes in missing.values() for node in nodes]
-        why = ("has no gradient rule", "is between an input or weight and an output")
+        why = "is between an input or weight and an output"
+        refusal = registry.refusal_of(every[0])
+        by_default = "freeze the weights before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)"
         raise UnsupportedOperatorError(
             f"no gradient rule for {kinds}",
-            findings=[Finding(describe(node), *why, _registering(node)) for node in every[:FINDINGS_LIMIT]],
-            remedy=_registering(every[0]),
-            shell="freeze the weights before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
+            findings=[
+                Finding(describe(node), f"has no gradient rule{_because(node)}", why, _remedy(node))
+                for node in every[:FINDINGS_LIMIT]
+            ],
+            remedy=_remedy(every[0]),
+            shell=by_default if refusal is None else refusal.remedy,
         )
 
 
-def _registering(node: ir.Node) -> str:
+def _because(node: ir.Node) -> str:
+    """Return the reason for which an operator is refused, as a clause; "" if it is not in the tables."""
+    refusal = registry.refusal_of(node)
+    return "" if refusal is None else f", as {refusal.reason}"
+
+
+def _remedy(node: ir.Node) -> str:
+    refusal = registry.refusal_of(node)
+    if refusal is not None:
+        return refusal.remedy
     where = f', domain="{shown(node.domain)}"' if node.domain else ""
     return f'register one with gradgraph.extend.vjp("{shown(node.op_type)}"{where}), or freeze the weights before it'

@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 from gradgraph.rules import (
     activation,
+    contrib,
     control,
     conv,
     elementwise,

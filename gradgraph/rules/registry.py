@@ -1,8 +1,8 @@
 """The table of gradient rules, and the test cases of rules as data.
 
-An operator has a rule (``@vjp``), or is declared to have no gradient (``no_gradient``, with the mathematical reason),
-or is absent from the table. For an absent operator, the function body of its schema is differentiated. Without such a
-body, an error explains how to register a rule.
+An operator has a rule (``@vjp``), is declared to have no gradient (``no_gradient``, with the mathematical reason), is
+refused (``refuse``, with the reason and a remedy), or is absent from the table. For an absent operator, the function
+body of its schema is differentiated. Without such a body, an error explains how to register a rule.
 
 A rule is a function with these parameters:
 
@@ -186,6 +186,14 @@ class Bodies(Protocol):
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why an operator with a derivative has no rule (a clause that follows "as"), and what to do instead."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Rule:
     op_type: str
     domain: str
@@ -214,6 +222,7 @@ class Rule:
 
 RULES: dict[Key, Rule] = {}
 NO_GRADIENT: dict[Key, str] = {}
+REFUSED: dict[Key, Refusal] = {}
 
 
 def vjp(
@@ -245,6 +254,7 @@ def vjp(
         rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings), captures)
         RULES[domain, op_type] = rule
         NO_GRADIENT.pop((domain, op_type), None)
+        REFUSED.pop((domain, op_type), None)
         return emit
 
     return register
@@ -254,6 +264,16 @@ def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
     """Declare that operators have no derivative or a zero one, and why; backward passes stop there without an error."""
     for op_type in op_types:
         NO_GRADIENT[domain, op_type] = reason
+
+
+def refuse(reason: str, remedy: str, *op_types: str, domain: str = "") -> None:
+    """Declare that operators have no rule, and why; one on the path to a loss raises an error with the remedy."""
+    for op_type in op_types:
+        REFUSED[domain, op_type] = Refusal(reason, remedy)
+
+
+def refusal_of(node: ir.Node) -> Refusal | None:
+    return REFUSED.get(key_of(node))
 
 
 def rule_of(node: ir.Node) -> Rule | None:

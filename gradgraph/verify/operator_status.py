@@ -22,6 +22,7 @@ STATUSES = {
     "body": "its ONNX function body is differentiated",
     "lowered": "it is rewritten with other operators before differentiation",
     "no gradient": "its derivative is zero or undefined; gradients stop there",
+    "refused": "it has no gradient rule, for the reason in the remarks: an error if it is on a path to the loss",
     "none": "it is not supported: an error if it is on a path from a weight to the loss",
 }
 
@@ -37,7 +38,7 @@ def operators() -> list[dict[str, Any]]:
     ``"all"``, ``"1"`` or empty), ``cases`` (number of test cases), ``family`` (module of the rule) and ``remark``.
     """
     schemas = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if s.domain in DOMAINS and not s.deprecated}
-    keys = {*schemas, *registry.RULES, *registry.NO_GRADIENT, *contrib.forms()}
+    keys = {*schemas, *registry.RULES, *registry.NO_GRADIENT, *registry.REFUSED, *contrib.forms()}
     return [_row(key, schemas.get(key)) for key in sorted(keys)]
 
 
@@ -56,7 +57,7 @@ def _row(key: Key, schema: Schema | None) -> dict[str, Any]:
         "order": ("1" if first_only else "all") if differentiable else "",
         "cases": len(rule.cases) + len(rule.points) if rule else 0,
         "family": rule.family if rule else "",
-        "remark": _remark(key, schema) if state == "no gradient" else first_only,
+        "remark": _remark(key, schema) if state in ("no gradient", "refused") else first_only,
     }
 
 
@@ -70,6 +71,8 @@ def status(key: Key) -> str:
         return "no gradient"
     if key in contrib.forms() or (key[0] == "" and downgrade.is_new(key[1]) and downgrade.has_form(key[1])):
         return "lowered"
+    if key in registry.REFUSED:
+        return "refused"
     has_body = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     return "body" if has_body and not key[0] else "none"
 
@@ -89,6 +92,8 @@ def qualified(key: Key) -> str:
 def _remark(key: Key, schema: Schema | None) -> str:
     if reason := _reason(key):
         return reason
+    if key in registry.REFUSED:
+        return registry.REFUSED[key].reason
     assert schema is not None
     return "it has no floating-point output" if not _any_floating(schema.outputs) else "it has no floating-point input"
 

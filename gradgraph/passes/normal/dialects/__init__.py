@@ -2,7 +2,10 @@
 
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,
+    contrib_branches,
+    contrib_products,
     contrib_recurrent,
+    contrib_twins,
     flex_attention,
     mixture_of_experts,
     ml_models,

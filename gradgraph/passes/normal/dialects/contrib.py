@@ -19,6 +19,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.shape_inference import infer_nodes, shape_of
 from gradgraph.graph.shapes import OPSET, as_dims
 from gradgraph.graph.size_context import is_generated
+from gradgraph.passes.normal.dialects.kept_operators import infer_kept
 from gradgraph.passes.normal.dialects.packed_weights import as_stored
 from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
@@ -43,30 +44,41 @@ def forms() -> frozenset[tuple[str, str]]:
 
 
 def decompose(model: ir.Model) -> bool:
-    """Replace the operators in the table with standard operators; return True if there were any.
+    """Replace the operators in the table with standard operators; return True if anything was changed.
 
-    Types and shapes of the nodes in between are inferred on the way, because forms depend on them. Imports of unused
+    Types and shapes of the nodes in between, and of operators of com.microsoft without a form, are inferred on the way,
+    because forms and rules depend on them. Imports of unused
     domains are removed: onnxruntime imports every domain that it supports.
 
     Raises:
         ModelError: a node has an option that its form does not support.
     """
-    if not any(_form_of(n) is not None for n in nodes_of(model)):
+    if not any(_form_of(n) is not None or _is_open(n) for n in nodes_of(model)):
         _forget_unused_domains(model)
         return False
     editor = Editor(model)
     opset = model.opset_imports.get("", OPSET)
+    changed = False
     for node in list(nodes_of(model)):
         form = _form_of(node)
         if form is not None:
+            changed = True
             for new in editor.write_form(node, form, "cannot be written with standard operators"):
                 new.version = new.version or OPSET
                 for value in new.outputs:
                     shape_of(value)  # infers the shape again: an earlier call recorded it as unknown
+        elif _is_open(node):
+            changed |= infer_kept(node)
         elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
             infer_nodes([node], opset)
     _forget_unused_domains(model)
-    return True
+    return changed
+
+
+def _is_open(node: ir.Node) -> bool:
+    """Whether a node of com.microsoft without a form has an output of unknown type or shape."""
+    open_ends = any(v.type is None or v.shape is None for v in node.outputs)
+    return open_ends and node.domain == DOMAIN and _form_of(node) is None
 
 
 def _forget_unused_domains(model: ir.Model) -> None:
@@ -132,7 +144,7 @@ def fused_gemm(
     **attrs: Any,
 ) -> Any:
     params: dict[str, Any] = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return _activated(op, node, op.Gemm(a, b, c, **attrs), activation, params)
+    return activated(op, node, op.Gemm(a, b, c, **attrs), activation, params)
 
 
 @fused("FusedConv")
@@ -151,10 +163,10 @@ def fused_conv(
     y = op.Conv(x, w, b, **attrs)
     y = y if added is None else y + added
     names = ("min", "max") if activation == "Clip" else ("alpha", "beta")
-    return _activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
+    return activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
 
 
-def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
+def activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
     """Apply the operator ``activation``, with its defaults for missing ``params``; return ``x`` if it is empty."""
     if not activation:
         return x
