@@ -3,7 +3,6 @@
 # ruff: noqa: F401
 from gradgraph.rules import (
     activation,
-    contrib,
     control,
     conv,
     elementwise,
@@ -17,6 +16,7 @@ from gradgraph.rules import (
     random,
     recurrent,
     reduction,
+    refused_operators,
     resize,
     sequence,
     shape,
