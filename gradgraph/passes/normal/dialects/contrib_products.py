@@ -279,7 +279,8 @@ def mat_mul_fp4(
 def _every(dtype: Any, count: int) -> np.ndarray:
     """Return the value of each of the ``count`` codes of a narrow type, in float32; NaN is 0."""
     values: np.ndarray = np.arange(count, dtype=np.uint8).view(dtype).astype(np.float32)
-    return np.nan_to_num(values)
+    values[np.isnan(values)] = 0
+    return values
 
 
 def _scaled_product(
