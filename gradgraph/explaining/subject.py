@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import matching
+from gradgraph.arguments import described, matching
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import Override
 from gradgraph.autodiff.select import Names, find_path, select, target_of
@@ -100,7 +100,7 @@ class Subject:
             value = ir.Value(name=self.op.fresh("target"), type=ir.TensorType(INT64), shape=ir.Shape([shape[0]]))
             self.net.graph.inputs.append(value)
             return self.op.wrap(value)
-        if target == "predicted":
+        if isinstance(target, str) and target == "predicted":
             return self.op.ArgMax(y, axis=1, keepdims=0)
         self._check_class(target, shape[1])
         return self.op.Expand(self.op.const([int(target)]), self.op.dim(y, 0))
@@ -110,7 +110,7 @@ class Subject:
             return
         if not isinstance(index, int | np.integer) or isinstance(index, bool):
             raise BuildError(
-                f"target is {index!r}; pass the index of a class, 'predicted', or None for an input 'target'"
+                f"target is {described(index)}; pass the index of a class, 'predicted', or None for an input 'target'"
             )
         if isinstance(size, int) and not 0 <= index < size:
             raise BuildError(

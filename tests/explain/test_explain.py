@@ -201,7 +201,7 @@ def test_attacks_find_other_classes(net: Any) -> None:
         ("grad-cam", {"layer": "one/Gemm"}, "needs a layer with channels and spatial axes"),
         ("layer-conductance", {"layer": "nine"}, "no inner value matches layer='nine'"),
         ("attention-rollout", {}, "the model has none"),
-        ("occlusion", {"window": (1, 2)}, "window is \\(1, 2\\)"),
+        ("occlusion", {"window": (1, 2)}, "window is a tuple of int; pass a size above zero for each"),
         ("occlusion", {"window": 1, "stride": 2}, "some elements would be skipped"),
         ("shapley", {"features": np.zeros(3)}, "pass whole numbers from 0"),
         ("pgd", {"norm": "l1"}, "norm is 'l1'; it should be one of linf, l2"),
