@@ -35,6 +35,7 @@ from gradgraph.transforms import Append, transform
 REDUCTIONS = ("mean", "sum", "stack")
 UNROLL = FLAG.or_none()
 SEED = whole(0)
+_HOLD = {ALWAYS, "captures", "open"}  # facts that hold for every Scan here: its body reads weights, of an open batch
 
 
 @transform(n=ABOVE_ZERO, rule=one_of(RULES), seed=SEED, reduce=one_of(REDUCTIONS), weights=NUMBERS.or_none(),
@@ -109,13 +110,14 @@ def along(
 
 
 def unrolls(backend: str, asked: bool | None) -> bool:
-    """Return ``asked``, or by default whether the runtime of ``backend`` has no Scan."""
+    """Return ``asked``, or by default whether the runtime of ``backend`` has no Scan, or none that reads weights."""
     table = None if asked is not None or named(backend).for_all else named(backend).table
     row = None if table is None else table.rows.get("Scan")
     if table is None:
         return bool(asked)
-    lacking = table.complete and not table.falls_back
-    return lacking if row is None else any(ALWAYS in c.terms for c in row.refused)
+    if row is None:
+        return table.complete and not table.falls_back
+    return any(set(c.terms) <= _HOLD for c in (*row.refused, *row.wrong))
 
 
 def _append(

@@ -310,6 +310,10 @@ def occlusion(s: Subject, window: Any = None, stride: Any = None, baseline: Base
 def _occluded(s: Subject, x: ir.Value, base: Var, window: Any, stride: Any) -> Var:
     op, here, whole = s.op, s.x[x], s.score(s.first)
     sizes = _fixed_sizes(s, x, "occlusion")
+    if not sizes:
+        raise BuildError(
+            f"occlusion needs windows, but '{shown(s.names[x])}' is one number per sample; choose other inputs"
+        )
     extents = _per_axis(window, _default_window(x, sizes), "window")
     strides = _per_axis(stride, extents, "stride")
     if any(step > extent for step, extent in zip(strides, extents, strict=True)):

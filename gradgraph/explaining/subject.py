@@ -103,7 +103,7 @@ class Subject:
         if isinstance(target, str) and target == "predicted":
             return self.op.ArgMax(y, axis=1, keepdims=0)
         self._check_class(target, shape[1])
-        return self.op.Expand(self.op.const([int(target)]), self.op.dim(y, 0))
+        return (int(target),)
 
     def _check_class(self, index: Any, size: int | str | None) -> None:
         if index is None:
@@ -140,7 +140,7 @@ class Subject:
     def loss(self, call: Call) -> Var:
         """Return what an attack increases, for each sample: the cross-entropy for the target, or minus its score."""
         op, y = self.op, call[self.output]
-        if not isinstance(self._target, Var):
+        if self._target is None or y.rank != 2:
             return -self.score(call)
         node = self.output.producer()
         is_probability = node is not None and node.op_type == "Softmax"

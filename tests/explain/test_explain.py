@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,24 @@ def test_other_models_that_do_not_fit(net: Any, words: Any) -> None:
         gg.explain(flags, "gradient")
     with pytest.raises(GradgraphError, match="is not floating-point, and no embedding reads it"):
         gg.explain(flags, "gradient", inputs="i")
+
+
+@pytest.mark.parametrize(
+    ("backend", "scans"), [("ort-cpu", True), ("web", True), ("openvino", False), ("tinygrad", False)]
+)
+def test_backends(backend: str, scans: bool, picture: Any) -> None:
+    x = RNG.normal(size=(2, 1, 8, 8)).astype(np.float32)
+    plain, model = (gg.explain(picture, n=3, target=1, backend=b) for b in ("portable", backend))
+    assert any(node.op_type == "Scan" for node in model.graph.node) == scans
+    for key, value in run(plain, {"x": x}).items():
+        np.testing.assert_allclose(run(model, {"x": x})[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_page_lists_every_method() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "explain.md").read_text(encoding="utf-8")
+    for name, method in METHODS.items():
+        assert f"`{name}`" in page
+        assert all(f"`{option}`" in page for option in method.options)
 
 
 def test_every_method_has_a_paper_and_words() -> None:
