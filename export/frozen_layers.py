@@ -63,8 +63,8 @@ def save_split(step: Step | str | os.PathLike[str], folder: str | os.PathLike[st
 def _split(step: Step) -> Split:
     """Split a step for inputs of any size.
 
-    If no value of known size can be kept, such as a mean over tokens, return a split where sizes of kept values are
-    those of inputs, such as the number of tokens.
+    If no value of known size can be kept, such as a mean over tokens, return a split where kept values have as many
+    tokens as the inputs.
     """
     inputs = step.manifest.inputs
     try:
@@ -72,7 +72,8 @@ def _split(step: Step) -> Split:
     except BuildError:
         samples = {s.shape[0] for s in inputs if s.shape}
         names = dict.fromkeys(d for s in inputs for d in s.shape if isinstance(d, str) and d not in samples)
-        if not names:
+        of_tokens = {d for s in inputs if s.dtype in ("int32", "int64") for d in s.shape}
+        if not names or not of_tokens.issuperset(names):  # strides of images and sounds need larger examples
             raise
         # shapes are inferred for two examples of all sizes, which are small, since positions may be limited
         some, other = ({name: first + STEP_SIZE * i for i, name in enumerate(names)} for first in EXAMPLES)

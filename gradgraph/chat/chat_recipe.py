@@ -173,6 +173,12 @@ class Recipe:
                 remedy="omit pack, label_smoothing and z_loss",
                 shell="omit --pack, --label-smoothing and --z-loss",
             )
+        if self.prefers and self.keep_features:
+            raise ArgumentError(
+                f"the loss {self.loss} compares two answers, whose features cannot be kept",
+                remedy="omit keep_features",
+                shell="omit --keep-features",
+            )
         if self.teacher is not None:
             object.__setattr__(self, "teacher", os.fspath(self.teacher))
         if self.teacher is not None and self.prefers:

@@ -12,7 +12,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import DataError
+from gradgraph.errors import ArgumentError, DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.features import kept_rows
@@ -222,3 +222,21 @@ def test_a_classifier_on_the_last_hidden_state(llm: Path) -> None:
     data = gg.Padded(Texts(21), {"input_ids": 0, "attention_mask": 0})
     trainer = check_close(step, data, data, epochs=2)
     assert trainer.evaluate(data)["loss"] > 0
+
+
+def test_finetuning(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+    pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
+    from tests.chat import small_folder
+
+    llm = small_folder.write(tmp_path / "llm")
+    options: dict[str, Any] = {"target": ["lm_head"], "rank": 4, "epochs": 2, "batch_size": 4, "progress": False}
+    losses = [
+        gg.finetune(llm, small_folder.chats(10), tmp_path / str(keep), keep_features=keep, **options).history[
+            "val_loss"
+        ]
+        for keep in (False, True)
+    ]
+    assert list(losses[0]) == list(losses[1])
+    with pytest.raises(ArgumentError, match="the loss dpo compares two answers, whose features cannot be kept"):
+        gg.finetune(llm, [], tmp_path / "out", loss="dpo", keep_features=True)
