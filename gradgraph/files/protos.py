@@ -183,12 +183,16 @@ def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             stack.pop()
 
 
+_GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
+
+
 def node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs in the attributes of ``node``, without the graphs nested in them."""
     for attr in node.attribute:
-        if attr.type == onnx.AttributeProto.GRAPH:
+        kind = attr.type  # protobuf reads each field by a call
+        if kind == _GRAPH:
             yield attr.g
-        elif attr.type == onnx.AttributeProto.GRAPHS:
+        elif kind == _GRAPHS:
             yield from attr.graphs
 
 
@@ -252,13 +256,16 @@ def reads(node: onnx.NodeProto) -> set[str]:
     return {*filter(None, node.input), *names_in_bodies(node)}
 
 
+_WITHOUT_BODIES = frozenset({"", "com.microsoft.nchwc"})  # domains; of the first, only WITH_BODIES have any
+
+
 def names_in_bodies(node: onnx.NodeProto) -> set[str]:
     """Return every name that the bodies of a node read, and the names of their outputs.
 
     The result includes names of values inside the bodies, which callers ignore. Walking through all attributes is slow,
-    so ONNX's own operators are inspected only if they have bodies.
+    so ONNX's own operators are inspected only if they have bodies, and onnxruntime's in blocks of channels never.
     """
-    if not node.domain and node.op_type not in WITH_BODIES:
+    if node.domain in _WITHOUT_BODIES and node.op_type not in WITH_BODIES:
         return set()
     names: set[str] = set()
     for body in node_graphs(node):

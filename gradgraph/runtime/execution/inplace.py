@@ -137,9 +137,10 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
             missing[i] -= 1
             if not missing[i]:
                 heapq.heappush(ready, i)
-    del graph.node[:]
-    graph.node.extend(nodes[i] for i in order if behind[i])
-    graph.node.extend(node for i, node in enumerate(nodes) if not behind[i])
+    last = [i for i in range(len(nodes)) if not behind[i]]
+    place = {i: k for k, i in enumerate([*(i for i in order if behind[i]), *last])}
+    places = (place[i] for i in range(len(nodes)))
+    graph.node.sort(key=lambda _: next(places))  # nodes are moved; taking them out and adding them would copy each
 
 
 def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str], behind: str = "") -> frozenset[str]:
