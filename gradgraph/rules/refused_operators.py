@@ -113,20 +113,9 @@ _refuse(
 _refuse(
     "only onnxruntime's GPU kernels compute it",
     _ORIGINAL,
-    "GatedDeltaNet",
     "Irfft",
     "LongformerAttention",
-    "PackedAttention",
-    "PackedMultiHeadAttention",
     "RelativePositionBias",
-    "RemovePadding",
-    "RestorePadding",
-    "VarlenCausalConvWithState",
-)
-_refuse(
-    "its masks are lists of blocks",
-    "export the model with GroupQueryAttention, or freeze the weights before it",
-    "SparseAttention",
 )
 _refuse("its table is stored in 4 or 8 bits", "use a float table", "GatherBlockQuantized")
 _refuse("it has no standard form", "freeze the weights before it", "Inverse")

@@ -3,8 +3,10 @@
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,
     contrib_branches,
+    contrib_packed,
     contrib_products,
     contrib_recurrent,
+    contrib_sparse_attention,
     contrib_twins,
     flex_attention,
     mixture_of_experts,

@@ -126,6 +126,8 @@ FACTORS: dict[str, tuple[int, ...]] = {
     "com.microsoft.MoE": (2, 4, 6),
     "com.microsoft.NhwcConv": (1, 2),
     "com.microsoft.NhwcFusedConv": (1, 2),
+    "com.microsoft.PackedAttention": (1, 2),
+    "com.microsoft.VarlenCausalConvWithState": (1, 3),
 }
 STATES = {
     "Attention": (4, 5),
