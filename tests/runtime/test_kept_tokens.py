@@ -12,7 +12,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import ArgumentError, DataError
+from gradgraph.errors import ArgumentError, BuildError, DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.features import kept_rows
@@ -139,6 +139,19 @@ def test_left_padding(tmp_path: Path) -> None:
     texts, labels = tiny_bert.sentences(29)
     frame = {"text": texts, "label": labels}
     check_same_bits(step, gg.text.table(frame, tiny_bert.tokenizer(tmp_path / "tokenizer.json", left=True)))
+
+
+def test_samples_that_are_merged_with_choices() -> None:
+    step = gg.build(tiny_bert.chooser(), "cross_entropy", "sgd", train="head.*")
+    ids = RNG.integers(4, 16, (8, 3, 5))
+    data = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "token_type_ids": 0 * ids,
+        "target": np.zeros(8, int),
+    }
+    with pytest.raises(BuildError, match="merges samples with another axis"):
+        fitted(step, data, True)
 
 
 def test_features_that_depend_on_the_width_are_refused() -> None:

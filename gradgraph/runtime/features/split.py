@@ -12,12 +12,12 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import reads as reads_of_node
 from gradgraph.data.record.column_assignment import fitting
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
-from gradgraph.errors import BuildError, listed
+from gradgraph.errors import BuildError, listed, shown
 from gradgraph.files.external import external_entry, is_external
 from gradgraph.files.protos import reads
 from gradgraph.graph.prune import needed
 from gradgraph.runtime.features.cheapest_cut import cheapest_cut, takes_long
-from gradgraph.runtime.features.static_values import OpenSizes, Row, Shapes, static_values
+from gradgraph.runtime.features.static_values import OpenSizes, Row, Shapes, StaticValues, static_values
 from gradgraph.step.inference import called
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -99,7 +99,7 @@ def split(step: Step, shapes: Shapes, opened: OpenSizes | None = None) -> Split:
     kept = {name: row for name, row in cut.items() if name not in inputs}
     before, _ = needed(static.nodes, kept, lambda node: [y.name or "" for y in node.outputs], _names_read)
     if not any(map(takes_long, before)):
-        raise BuildError(f"no frozen layer can be computed once for each sample: {static.changing}")
+        raise BuildError(f"no frozen layer can be computed once for each sample: {_hindrance(static)}")
     results = [*manifest.results.values(), *(measure.sums for measure in manifest.columns_of_sums)]
     evaluated = _read_after(step.eval, results, kept)
     passed = tuple(s.name for s in manifest.inputs if s.name in cut or s.name in evaluated)
@@ -119,6 +119,16 @@ def split(step: Step, shapes: Shapes, opened: OpenSizes | None = None) -> Split:
     )
     trained, checked = _before(train, kept), _before(step.eval, kept)
     return Split(head, trained, checked, kept, passed, static.changing)
+
+
+def _hindrance(static: StaticValues) -> str:
+    """Return a clause that says why no value can be kept."""
+    for node in static.nodes:
+        if takes_long(node) and node not in static.mixing:
+            for x in node.inputs:
+                if x in static.merged:
+                    return f"'{shown(x.name)}' merges samples with another axis"
+    return static.changing
 
 
 def _names_read(node: ir.Node) -> Iterable[str]:

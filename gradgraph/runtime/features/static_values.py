@@ -105,6 +105,7 @@ class StaticValues:
         mixing: the nodes whose result may depend on other samples, and the reason (a verb phrase).
         read: the values that the rest of the step reads.
         changing: the first node that has to run in each epoch, and the reason.
+        merged: the values whose samples are merged with another axis, so that they cannot be kept.
         sizes: bytes per sample of all values whose sizes are known.
     """
 
@@ -113,6 +114,7 @@ class StaticValues:
     mixing: dict[ir.Node, str] = field(default_factory=dict)
     read: list[ir.Value] = field(default_factory=list)
     changing: str = "no node reads the batch"
+    merged: set[ir.Value] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
 
 
@@ -327,8 +329,11 @@ class _Independence:
 
     def _keep(self, x: ir.Value) -> None:
         """Record that ``x`` can be kept, if it has one row for each sample."""
-        if self.places.get(x) == Place(0) and (row := _row(x)) is not None:
+        place = self.places.get(x)
+        if place == Place(0) and (row := _row(x)) is not None:
             self.found.rows[x] = row
+        elif place is not None and place != Place(place.axis):
+            self.found.merged.add(x)
 
     def _judge(self, node: ir.Node) -> None:
         """Record the outputs of ``node``; raise Mixed if they may depend on other samples."""
