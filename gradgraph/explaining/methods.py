@@ -470,7 +470,9 @@ def _default_window(x: ir.Value, sizes: Sequence[int]) -> list[int]:
 def _per_axis(given: Any, default: Sequence[int], word: str) -> list[int]:
     if given is None:
         return list(default)
-    found = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * len(default)
+    found: list[Any] = (
+        list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * len(default)
+    )
     if len(found) != len(default) or any(not isinstance(d, int) or d < 1 for d in found):
         raise BuildError(
             f"{word} is {described(given)}; pass a size above zero for each of the {len(default)} axes after the first"

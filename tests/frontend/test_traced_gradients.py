@@ -52,6 +52,18 @@ def test_shapes_are_those_of_what_is_differentiated_by() -> None:
     assert (found["same"] == 1).all()
 
 
+def test_a_tensor_and_one_that_is_computed_from_it() -> None:
+    def both(x: Any) -> Any:
+        y = x.tanh()
+        dx, dy = frontend.grad(y.square().sum(), [x, y])
+        return {"dx": dx, "dy": dy}
+
+    found = run_model(export(both, BATCH), {"x": X})
+    y = np.tanh(X)
+    np.testing.assert_allclose(found["dy"], 2 * y, rtol=1e-5)
+    np.testing.assert_allclose(found["dx"], 2 * y * (1 - y**2), rtol=1e-4, atol=1e-6)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "several elements": (lambda x: frontend.grad(x * 2, x), r"shape \(batch, 3\); grad requires a scalar: reduce it"),
     "whole numbers": (lambda x: frontend.grad(x.argmax(1).sum(), x), "y '.*' is int64; only floating-point"),
