@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "Export the trained model as a plain inference model.",
     "evaluate": "Compute loss and metrics on held-out data, and list mistakes.",
     "predict": "Run a model or a trained step on data files and write its outputs.",
+    "explain": "Show which parts of the data a model's predictions depend on, as a page.",
     "generate": "Generate a language model's answers to prompts.",
     "inspect": "Show the contents of a model or a step folder.",
     "tune": "Time operator implementations on this machine and cache the fastest.",

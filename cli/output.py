@@ -139,7 +139,7 @@ def emit(text: str) -> None:
 def emit_json(document: Any) -> None:
     """Print one JSON document on stdout; NaN and infinities, which JSON does not have, become null."""
     if not talk.follows:
-        click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
+        click.echo(escaped_json(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
     talk.answered = True
 
 
@@ -159,11 +159,11 @@ def lines_of(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.drift_table import DRIFT, drift_of
+from gradgraph.cli.model_to_run import model_to_run
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option, reading_options
 from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.errors import listed
@@ -20,12 +21,9 @@ from gradgraph.runs.run_data import Reading
 from gradgraph.step.output_paths import check_output
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
-TARGET = "target"  # the default name of the first target
 
 
 @click.command("predict", cls=Command)
@@ -103,7 +101,7 @@ def command(
         checkpoint = checkpoint_to_use(model, checkpoint, untrained)
     elif untrained:
         raise click.UsageError("--untrained requires a step folder, but a model contains its weights; omit it")
-    read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
+    read, targets = model_to_run(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
     names, reading = predictor.names, Reading(image, tokenizer, text, sound, model)
@@ -132,38 +130,6 @@ def command(
         (output.say if out == STDIO else output.emit)(str(table))
     if out != STDIO:
         output.say(f"wrote {out}: {listed(shapes)} of {facts['rows']:,} samples")
-
-
-def _model_and_targets(
-    path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
-) -> tuple[ir.Model, Collection[str]]:
-    """Return the model to run, and the names of its targets: arrays in the data to ignore."""
-    from gradgraph.data.preprocess.column_nodes import cut_off
-    from gradgraph.data.record.data_names import DataNames
-    from gradgraph.data.record.image_preprocessing import learn_preprocessing
-    from gradgraph.data.record.label_names import names_beside
-    from gradgraph.passes.normal import load_runnable
-
-    if path.is_dir():
-        from gradgraph.export.artifacts import opened_trainer
-        from gradgraph.step.step import Step
-
-        step = Step.load(path)
-        model = opened_trainer(step, checkpoint).exported(outputs or None, averaged=averaged)
-        return model, [t.name for t in step.manifest.targets]
-    if checkpoint is not None or not averaged:
-        what = "--checkpoint" if checkpoint is not None else "--not-averaged"
-        raise click.UsageError(f"{what} requires a step folder, but a model contains its weights; omit it")
-    model = load_runnable(path)
-    if told := learn_preprocessing(model, path):
-        output.say(told)
-    plan = DataNames.read_from(model.metadata_props).preprocess
-    if plan is not None:
-        cut_off(model, plan)
-    names = DataNames.read_from(model.metadata_props)
-    if not names.classes:
-        model.metadata_props.update(names.updated(names_beside(path)).as_metadata())
-    return model, [TARGET]
 
 
 def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:

@@ -75,6 +75,12 @@ def test_the_generator_draws_better_than_independent_pixels(said: Said) -> None:
 
 
 @pytest.mark.sweep(0)
+def test_explanations_point_at_what_matters(said: Said) -> None:
+    pytest.importorskip("sklearn", reason="the digits and the wines are scikit-learn's")
+    assert said("explain", epochs=6).endswith("attributions point at what matters\n")
+
+
+@pytest.mark.sweep(0)
 def test_the_actor_and_the_critic_learn_to_balance(said: Said) -> None:
     assert said("actor_critic", rounds=40).endswith("it learnt to balance\n")
 

@@ -227,14 +227,13 @@ def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
     return np.stack(arrays)
 
 
-def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
-    """Convert the array of an image to a small PNG.
+def pixels_of(array: Array, known: Mapping[str, Any]) -> Array:
+    """Return the pixels of an image from its array: uint8 [height, width, channels], in RGB.
 
     Args:
         array: [channels, height, width] or [height, width, channels]: uint8 values, or normalized numbers.
         known: the image options by which numbers were normalized, to invert it; without them, the minimum is black and
             the maximum white.
-        side: the maximum length of a side in pixels.
 
     Raises:
         DataError: if the array does not have 1, 3 or 4 channels.
@@ -254,6 +253,16 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
         pixels = np.rint(np.nan_to_num(np.clip(pixels, 0, 1)) * 255).astype(np.uint8)
     if known.get("order") == "BGR":
         pixels = pixels[:, :, REVERSED[: pixels.shape[2]]]
+    return pixels
+
+
+def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
+    """Convert the array of an image to a small PNG; ``array``, ``known`` and errors as for :func:`pixels_of`.
+
+    Args:
+        side: the maximum length of a side in pixels.
+    """
+    pixels = pixels_of(array, known)
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))

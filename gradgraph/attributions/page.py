@@ -1,0 +1,88 @@
+"""The page of an explanation: predictions and attributions of all samples, and the sanity checks; one HTML file."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from gradgraph.attributions.drawing import drawn, text
+from gradgraph.attributions.explained import Explained, Sample
+from gradgraph.attributions.sanity import POINTS, Checks
+from gradgraph.errors import shown
+from gradgraph.export.pages import text_of, whole_page
+from gradgraph.runtime.saved.curves import Curve, Panel, svg
+
+
+def page(title: str, found: Explained, facts: dict[str, str]) -> str:
+    """Return the HTML of the page.
+
+    Args:
+        title: the title.
+        found: the samples and their attributions.
+        facts: further facts for its head, such as the path of the model.
+    """
+    every = {**facts, "method": found.method, "output": found.output, "samples": str(len(found.samples))}
+    told = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in every.items())
+    warnings = [] if found.checks is None else found.checks.warnings
+    parts = [
+        f'<h1>{text(title)}</h1><dl class="facts">{told}</dl>',
+        '<p class="hint"><b class="plus">Orange</b> raises the score of the explained class, '
+        '<b class="minus">blue</b> lowers it.</p>',
+        "".join(f'<p class="warning" role="note">{html.escape(warning)}</p>' for warning in warnings),
+        f'<div class="samples">{"".join(_article(found, row) for row in range(len(found.samples)))}</div>',
+        "" if found.checks is None else _checks(found.checks),
+    ]
+    return whole_page(shown(title), "\n".join(parts), text_of("runs.css") + text_of("why.css"))
+
+
+def _article(found: Explained, row: int) -> str:
+    one = found.samples[row]
+    name = Path(one.file).name if one.file else f"sample {one.index:,}"
+    inputs = "".join(
+        (f"<h3>{text(name)}</h3>" if len(found.units) > 1 else "") + drawn(found, name, row) for name in found.units
+    )
+    return f'<article><h2 title="{text(one.file or name)}">{text(name)}: {said(one)}</h2>{inputs}</article>'
+
+
+def said(one: Sample) -> str:
+    """Return the markup of a prediction: the predicted class, and the class that is explained if it differs."""
+    sure = "" if one.probability is None else f" {one.probability:.1%}"
+    if one.target in ("", one.called):
+        return f"<b>{text(one.called)}</b>{sure}"
+    return f"<b>{text(one.called)}</b>, explained: <b>{text(one.target)}</b>{sure}"
+
+
+def _checks(checks: Checks) -> str:
+    rows = "".join(
+        f'<tr><td class="number">{one.layers}</td><td>{text(one.layer)}</td>'
+        f'<td class="number">{_number(one.correlation)}</td></tr>'
+        for one in checks.randomised
+    )
+    head = ('<th class="number" scope="col">layers</th><th scope="col">from</th>'
+            '<th class="number" scope="col">rank correlation</th>')  # fmt: skip
+    table = (
+        "<h3>Shuffled weights, from the last layer to the first: attributions of a model that has learned nothing "
+        f'should differ</h3><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+    shares = [i / POINTS for i in range(POINTS + 1)]
+    panels = [
+        Panel(name.capitalize(), "share of units", "score", [
+            Curve(f"by attribution (area {one.areas[0]:.3g})", shares, one.by_attribution),
+            Curve(f"in random order (area {one.areas[1]:.3g})", shares, one.at_random),
+        ])
+        for name, one in checks.curves.items()
+    ]  # fmt: skip
+    curves = "".join(svg([panel]) for panel in panels)
+    complete = "" if checks.incompleteness is None else (
+        f"<h3>Completeness: the attributions miss {checks.incompleteness:.2%} of the change of the score from the "
+        "baseline</h3>"
+    )  # fmt: skip
+    return (
+        f'<h2>Sanity checks</h2><p class="hint">On {checks.samples} samples.</p>{complete}{table if rows else ""}'
+        "<h3>Score as units are deleted (should fall fast) or inserted (should rise fast), from the largest "
+        f'attribution to the smallest</h3><div class="curves">{curves}</div>'
+    )
+
+
+def _number(value: float) -> str:
+    return "undefined" if value != value else f"{value:.3f}"
