@@ -81,7 +81,8 @@ def heat_map(pixels: Array, values: Array, limit: float) -> Array:
     grey = 255 - (255 - pixels.mean(axis=2, keepdims=True)) * PALE
     share = np.nan_to_num(np.clip(values / limit, -1, 1))[:, :, None]
     colour = np.where(share >= 0, np.array(POSITIVE), np.array(NEGATIVE))
-    return np.rint(grey + (colour - grey) * np.abs(share)).astype(np.uint8)
+    found: Array = np.rint(grey + (colour - grey) * np.abs(share)).astype(np.uint8)
+    return found
 
 
 def png_of(pixels: Array) -> bytes:

@@ -16,6 +16,7 @@ from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
 from gradgraph.explaining.explain import explain
+from gradgraph.explaining.methods import METHODS
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.scores import Scores, scores_in
@@ -78,14 +79,21 @@ class Explained:
     completeness: Array | None = None
     checks: Checks | None = None
 
+    @property
+    def others(self) -> list[str]:
+        """Inputs without attributions, such as integers that no embedding reads; masks of texts do not count."""
+        return [] if self.names.texts else [name for name in self.inputs if name not in self.units]
+
     def bars(self, name: str, row: int, most: int) -> list[tuple[str, str, float]]:
         """Return the units of an input with the largest attributions: their names, values in the data, attributions."""
         units, values = self.units[name], self.sums[name][row]
         array, known = self.inputs[name][row], self.samples[row].values
         own = [f"{v:.6g}" for v in array.reshape(-1).tolist()] if units.count == array.size else []
-        order = np.argsort(-np.abs(values), kind="stable")[:most]
+        order: list[int] = np.argsort(-np.abs(values), kind="stable")[:most].tolist()
+        called = [units.names[i] for i in order]
         return [
-            (units.names[i], known.get(units.names[i], own[i] if own else ""), float(values[i])) for i in order.tolist()
+            (name, known.get(name, own[i] if own else ""), float(values[i]))
+            for i, name in zip(order, called, strict=True)
         ]
 
     def as_data(self) -> dict[str, Any]:
@@ -97,6 +105,8 @@ class Explained:
             kept = {name: value for name, value in facts.items() if value not in ("", None)}
             samples.append({**kept, "attributions": {name: self._top(name, row) for name in self.units}})
         found: dict[str, Any] = {"method": self.method, "output": self.output, "samples": samples}
+        if self.others:
+            found["inputs_without_attributions"] = self.others
         return found if self.checks is None else {**found, "checks": self.checks.as_data()}
 
     def _top(self, name: str, row: int) -> list[dict[str, Any]]:
@@ -121,15 +131,16 @@ class Explainer:
         device: where to run both models.
 
     Raises:
-        BuildError, UnknownNameError, DifferentiationError: as for ``gg.explain``.
-        BuildError: if the method attributes to something other than the model's inputs.
+        UnknownNameError: if the model has no such output.
+        BuildError: if the output has several scores per class.
     """
 
     def __init__(
         self, model: ir.Model, method: str, options: Mapping[str, Any], output: str | None, device: Device
     ) -> None:
         explained = target_of(model.graph, output)
-        self.model, self.method, self.options, self._device = model, method, options, device
+        self.model, self.method, self.options = model, method, dict(options)
+        self._device: Device = device
         self.output = explained.name or ""
         self.predictor = Predictor(model, [self.output], device)
         if explained.shape is not None and len(explained.shape) > 2:
@@ -137,17 +148,30 @@ class Explainer:
                 f"the output '{shown(self.output)}' of shape {list(explained.shape)} has several scores per class, but "
                 "one is explained per sample; use gg.explain in Python, with a tuple of indices as target"
             )
-        self.explaining = self._explaining()
         self.classes: Scores | None = None
-        new = [name for name in self.explaining.specs if name not in self.predictor.specs]
+        self._explains: Predictor | None = None
+        self.target: str | None = None
+        self.inputs = list[str]()
+
+    def prepare(self, inputs: Mapping[str, Array]) -> None:
+        """Build the explaining model; the samples are the background of a method that needs one.
+
+        Raises:
+            BuildError, UnknownNameError, DifferentiationError: as for ``gg.explain``.
+            BuildError: if the method attributes to something other than the model's inputs.
+        """
+        if "baselines" in METHODS.named(self.method).options and "baselines" not in self.options:
+            self.options["baselines"] = {name: x for name, x in inputs.items() if x.dtype.kind == "f"}
+        self._explains = made = self._explaining()
+        new = [name for name in made.specs if name not in self.predictor.specs]
         self.target = next(iter(new), None)
-        self.inputs = [name for name in self.predictor.specs if f"{name}{SUFFIX}" in self.explaining.outputs]
-        if len(new) > 1 or (self.target is not None and self.explaining.specs[self.target].dtype != "int64"):
-            raise BuildError(f"the method {method} needs {listed(new)} besides the data; use gg.explain in Python")
+        self.inputs = [name for name in self.predictor.specs if f"{name}{SUFFIX}" in made.outputs]
+        if len(new) > 1 or (self.target is not None and made.specs[self.target].dtype != "int64"):
+            raise BuildError(f"the method {self.method} needs {listed(new)} besides the data; use gg.explain in Python")
         if not self.inputs:
             raise BuildError(
-                f"the method {shown(method)} returns {listed(self.explaining.outputs[1:])}, not attributions to the "
-                "inputs, so there is nothing to show; use gg.explain in Python"
+                f"the method {shown(self.method)} returns {listed(made.outputs[1:])}, not attributions to the inputs, "
+                "so there is nothing to show; use gg.explain in Python"
             )
 
     def _explaining(self) -> Predictor:
@@ -164,7 +188,7 @@ class Explainer:
 
     def attributions(self, inputs: Mapping[str, Array], targets: Array | None, again: bool = False) -> dict[str, Array]:
         """Return the outputs of the explaining model; with ``again``, for the present weights of the model."""
-        predictor = self._explaining() if again else self.explaining
+        predictor = self._explaining() if again or self._explains is None else self._explains
         extra = {} if self.target is None or targets is None else {self.target: targets}
         return _run(predictor, {**inputs, **extra})
 
@@ -184,7 +208,8 @@ class Explainer:
             return None
         names = self.class_names(scores.shape[1])
         if asked is None:
-            return np.argmax(scores, axis=1).astype(np.int64)
+            predicted: Array = np.argmax(scores, axis=1).astype(np.int64)
+            return predicted
         if asked not in names and not (asked.isdecimal() and int(asked) < len(names)):
             raise UnknownNameError(f"there is no class '{shown(asked)}'{suggestion(asked, names)}")
         return np.full(len(scores), names.index(asked) if asked in names else int(asked), np.int64)
@@ -220,6 +245,7 @@ def explain_samples(
     Raises:
         UnknownNameError, BuildError, DataError: see ``Explainer`` and ``Units.sums``.
     """
+    explainer.prepare(inputs)
     outputs = _run(explainer.predictor, inputs)
     targets = explainer.targets(outputs, target)
     found = explainer.attributions(inputs, targets)

@@ -22,6 +22,8 @@ def page(title: str, found: Explained, facts: dict[str, str]) -> str:
         facts: further facts for its head, such as the path of the model.
     """
     every = {**facts, "method": found.method, "output": found.output, "samples": str(len(found.samples))}
+    if found.others:
+        every["inputs without attributions"] = ", ".join(found.others)
     told = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in every.items())
     warnings = [] if found.checks is None else found.checks.warnings
     parts = [

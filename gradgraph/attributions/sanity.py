@@ -185,7 +185,7 @@ def random_weights(model: ir.Model, generator: np.random.Generator) -> Iterator[
     kept = {value: value.const_value for value in layers}
     stages = sorted({-(-len(layers) * (i + 1) // STAGES) for i in range(STAGES)} - {0})
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [setattr(value, "const_value", tensor) for value, tensor in kept.items()])
+        stack.callback(_restore, kept)
         done = 0
         for count in stages:
             for value in reversed(layers[len(layers) - count : len(layers) - done]):
@@ -196,6 +196,11 @@ def random_weights(model: ir.Model, generator: np.random.Generator) -> Iterator[
                 value.const_value = ir.Tensor(shuffled, dtype=tensor.dtype, name=value.name)
             done = count
             yield layers[-count].name or "", count
+
+
+def _restore(kept: Mapping[ir.Value, ir.TensorProtocol | None]) -> None:
+    for value, tensor in kept.items():
+        value.const_value = tensor
 
 
 def weights_of(model: ir.Model) -> list[ir.Value]:

@@ -250,7 +250,8 @@ def _site(graph: ir.Graph, x: ir.Value, must: bool) -> list[tuple[ir.Value, str]
     same, found = {x}, list[ir.Value]()
     for node in graph:
         source = node.inputs[0] if node.inputs else None
-        if source in same and node.op_type in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        is_same = source in same and node.op_type in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+        if is_same or (node.op_type == "Add" and _is_offset(node, same)):
             same.add(node.outputs[0])
         if node.op_type == "Gather" and node.inputs[1] in same and _is_table(source):
             found.append(node.outputs[0])
@@ -259,6 +260,14 @@ def _site(graph: ir.Graph, x: ir.Value, must: bool) -> list[tuple[ir.Value, str]
             f"the input '{shown(x.name)}' is not floating-point, and no embedding reads it; choose other inputs"
         )
     return [(y, x.name or "") for y in found]
+
+
+def _is_offset(node: ir.Node, same: set[ir.Value]) -> bool:
+    """Whether an Add moves indices by constants, as for several tables in one."""
+    known = [v in same for v in node.inputs]
+    return any(known) and all(
+        own or (v is not None and v.is_initializer()) for own, v in zip(known, node.inputs, strict=True)
+    )
 
 
 def _is_table(x: ir.Value | None) -> bool:

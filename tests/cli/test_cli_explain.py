@@ -106,6 +106,26 @@ def test_a_table_has_its_columns_and_values(cli: Cli) -> None:
     np.testing.assert_allclose(*seen, atol=1e-5)
 
 
+@pytest.mark.sweep(0)
+def test_embedded_columns_are_explained_too(cli: Cli) -> None:
+    """Also the integers of several tables in one, which the model moves by offsets."""
+    pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
+    rows = [f"{i % 7},{'ab'[i % 2]},{'pqr'[i % 3]},{'no' if i % 2 else 'yes'}" for i in range(64)]
+    Path("t.csv").write_text("\n".join(["n,town,river,buys", *rows]), "utf-8")
+    train = ("train", "--model", "ft_transformer", "--data", "t.csv", "--target", "buys", "--epochs", "4", "--run", "r")
+    assert cli(*train).code == 0
+    document, page, arrays = documents(cli("explain", "r", "--data", "t.csv", *QUICK, "--json"))
+    for one in document["samples"]:
+        found = {each["name"]: (each["value"], each["attribution"]) for each in one["attributions"]["categories"]}
+        assert {name: value for name, (value, _) in found.items()} == {
+            "town": "ab"[one["sample"] % 2],
+            "river": "pqr"[one["sample"] % 3],
+        }
+        assert all(attribution for _, attribution in found.values())
+    assert arrays["categories.columns"].tolist() == ["town", "river"]
+    assert "inputs_without_attributions" not in document and "inputs without" not in page
+
+
 @pytest.mark.sweep(0.3)
 def test_photos_have_heat_maps(cli: Cli) -> None:
     image = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
@@ -218,6 +238,14 @@ def test_an_earlier_explanation_is_replaced_only_if_asked(cli: Cli) -> None:
     assert cli(*call).code == 0
     assert "add --force" in cli(*call).err or "--force" in cli(*call).err
     assert cli(*call, "--force").code == 0
+
+
+def test_expected_gradients_start_at_the_samples(cli: Cli) -> None:
+    call = ("explain", "model.onnx", *HELD_OUT, "--method", "expected-gradients", "--option", "n=200")
+    document, _, arrays = documents(cli(*call, "--samples", "6", "--no-checks", "--json"))
+    outputs = np.array([one["score"] for one in document["samples"]])
+    assert arrays["x.attribution"].shape == (6, 4) and np.isfinite(arrays["x.attribution"]).all()
+    assert np.ptp(outputs) > 0
 
 
 def test_a_fixed_batch_size_is_padded(cli: Cli) -> None:
