@@ -50,7 +50,7 @@ TOP = 3  # units that a line in the terminal names
 @click.option(
     "--method",
     cls=Named,
-    type=Suggested("attributions.methods:methods"),
+    type=Suggested("attributions.attribution_methods:methods"),
     default="integrated-gradients",
     show_default=True,
     help="The attribution method.",
@@ -122,9 +122,9 @@ def command(
     Sanity checks compare the attributions with those of the model with shuffled weights, delete and insert parts in
     their order, and report the completeness error. A failed check is printed as a warning.
     """
+    from gradgraph.attributions.attribution_page import page
     from gradgraph.attributions.explained import Explainer, explain_samples
-    from gradgraph.attributions.page import page
-    from gradgraph.attributions.samples import read_samples
+    from gradgraph.attributions.sample_rows import read_samples
     from gradgraph.files.atomic import check_replaceable, write_folder_atomically
 
     check_replaceable(out, FILES, force)
@@ -217,7 +217,7 @@ def _coloured(tokens: list[str] | Any, values: Any) -> list[tuple[str, str]]:
     """Return each token with a style: the colour of its attribution, mixed with black by its size."""
     import numpy as np
 
-    from gradgraph.attributions.drawing import colour_of, limit_of
+    from gradgraph.attributions.attribution_markup import colour_of, limit_of
 
     own = [(shown(token), float(value)) for token, value in zip(tokens, values, strict=True) if token]
     limit, parts = limit_of(np.array([value for _, value in own])), []

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gradgraph.data.shards.shards import shards
     from gradgraph.errors import GradgraphError
     from gradgraph.explaining.along import along
-    from gradgraph.explaining.explain import explain
+    from gradgraph.explaining.explaining_model import explain
     from gradgraph.explaining.iterate import iterate
     from gradgraph.explaining.solve import solve
     from gradgraph.export.temperature import calibrate
@@ -106,7 +106,7 @@ _HOMES = {
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "distill": "surgery.teachers",
-    "explain": "explaining.explain",
+    "explain": "explaining.explaining_model",
     "finetune": "chat.finetuning",
     "hessian": "transforms",
     "hvp": "transforms",

@@ -15,7 +15,7 @@ from gradgraph.autodiff.select import target_of
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
-from gradgraph.explaining.explain import explain
+from gradgraph.explaining.explaining_model import explain
 from gradgraph.explaining.methods import METHODS
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
@@ -146,7 +146,7 @@ class Explainer:
         if explained.shape is not None and len(explained.shape) > 2:
             raise BuildError(
                 f"the output '{shown(self.output)}' of shape {list(explained.shape)} has several scores per class, but "
-                "one is explained per sample; use gg.explain in Python, with a tuple of indices as target"
+                "one is explained per sample; choose another output, or explain it in Python"
             )
         self.classes: Scores | None = None
         self._explains: Predictor | None = None
@@ -167,11 +167,11 @@ class Explainer:
         self.target = next(iter(new), None)
         self.inputs = [name for name in self.predictor.specs if f"{name}{SUFFIX}" in made.outputs]
         if len(new) > 1 or (self.target is not None and made.specs[self.target].dtype != "int64"):
-            raise BuildError(f"the method {self.method} needs {listed(new)} besides the data; use gg.explain in Python")
+            raise BuildError(f"the method {self.method} needs {listed(new)} besides the data; explain it in Python")
         if not self.inputs:
             raise BuildError(
                 f"the method {shown(self.method)} returns {listed(made.outputs[1:])}, not attributions to the inputs, "
-                "so there is nothing to show; use gg.explain in Python"
+                "so there is nothing to show; explain it in Python"
             )
 
     def _explaining(self) -> Predictor:
@@ -204,7 +204,11 @@ class Explainer:
         scores = outputs[self.output]
         if self.target is None:
             if asked is not None:
-                raise BuildError(f"the output '{shown(self.output)}' has one number per sample; omit --class")
+                raise BuildError(
+                    f"the output '{shown(self.output)}' has one number per sample, so there is no class",
+                    remedy="omit target",
+                    shell="omit --class",
+                )
             return None
         names = self.class_names(scores.shape[1])
         if asked is None:

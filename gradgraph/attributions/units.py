@@ -62,7 +62,7 @@ class Units:
         if found.shape[1:] != shape:
             raise DataError(
                 f"the attributions to '{shown(name)}' have the shape {list(attributions.shape[1:])} per sample, but "
-                f"the input has {list(shape)}, so they cannot be shown; choose another method, or use gg.explain in "
+                f"the input has {list(shape)}, so they cannot be shown; choose another method, or explain it in "
                 "Python"
             )
         flat = self.index.reshape(-1)

@@ -214,7 +214,7 @@ WRONG = {
     "a method without its layer": ((*HELD_OUT, "--method", "grad-cam"), "needs a layer"),
     "a baseline to feed": (
         (*HELD_OUT, "--option", "baseline=input"),
-        "besides the data; use gg.explain",
+        "besides the data; explain it in Python",
     ),
     "no such output": ((*HELD_OUT, "--output", "nothing"), "nothing"),
     "no such data": (("--data", "nothing.npz"), "nothing.npz"),
@@ -265,4 +265,4 @@ def test_one_number_per_sample_has_no_class(cli: Cli) -> None:
     assert float(document["samples"][0]["predicted"]) == pytest.approx(arrays["score"][0], rel=1e-4)
     assert "target" not in document["samples"][0]
     ran = cli("explain", "one.onnx", *HELD_OUT, "--class", "0", "-o", "other")
-    assert ran.code == 1 and "the output 'y' has one number per sample; omit --class" in ran.err
+    assert ran.code == 1 and "the output 'y' has one number per sample, so there is no class; omit --class" in ran.err

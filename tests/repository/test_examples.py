@@ -77,7 +77,7 @@ def test_the_generator_draws_better_than_independent_pixels(said: Said) -> None:
 @pytest.mark.sweep(0)
 def test_explanations_point_at_what_matters(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits and the wines are scikit-learn's")
-    assert said("explain", epochs=6).endswith("attributions point at what matters\n")
+    assert said("explanations", epochs=6).endswith("attributions point at what matters\n")
 
 
 @pytest.mark.sweep(0)

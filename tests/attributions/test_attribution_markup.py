@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.attributions.drawing import NEGATIVE, POSITIVE, drawn, heat_map, png_of
+from gradgraph.attributions.attribution_markup import NEGATIVE, POSITIVE, drawn, heat_map, png_of
+from gradgraph.attributions.attribution_page import page
 from gradgraph.attributions.explained import Explained, Sample
-from gradgraph.attributions.page import page
 from gradgraph.attributions.units import units_of
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError

@@ -4,7 +4,7 @@
 prediction of each, and checks that deleting what the method ranks highest changes the prediction faster than deleting
 in a random order.
 
-    python examples/explain.py [--plot explain.svg]
+    python examples/explanations.py [--plot explanations.svg]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.attributions.drawing import NEGATIVE, POSITIVE, heat_map, limit_of
+from gradgraph.attributions.attribution_markup import NEGATIVE, POSITIVE, heat_map, limit_of
 from gradgraph.attributions.explained import Explained, Explainer, explain_samples
 from gradgraph.frontend import nn
 

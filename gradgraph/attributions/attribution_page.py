@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from gradgraph.attributions.drawing import drawn, text
+from gradgraph.attributions.attribution_markup import drawn, text
 from gradgraph.attributions.explained import Explained, Sample
 from gradgraph.attributions.sanity import POINTS, Checks
 from gradgraph.errors import shown
