@@ -125,9 +125,11 @@ def command(
     from gradgraph.attributions.attribution_page import page
     from gradgraph.attributions.explained import Explainer, explain_samples
     from gradgraph.attributions.sample_rows import read_samples
-    from gradgraph.files.atomic import check_replaceable, write_folder_atomically
+    from gradgraph.files.atomic import check_replaceable, check_writable, write_folder_atomically
 
     check_replaceable(out, FILES, force)
+    if not out.exists():
+        check_writable(out)
     if model.is_dir():
         checkpoint = checkpoint_to_use(model, checkpoint, untrained)
     elif untrained:
@@ -150,7 +152,7 @@ def command(
         return
     for row in range(len(found.samples)):
         _print(found, row)
-    for warning in () if found.checks is None else found.checks.warnings:
+    for warning in found.warnings:
         output.say(f"warning: {warning}")
     output.say(f"wrote {out}: open {out / FILES[0]} in a browser")
 

@@ -25,12 +25,11 @@ def page(title: str, found: Explained, facts: dict[str, str]) -> str:
     if found.others:
         every["inputs without attributions"] = ", ".join(found.others)
     told = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in every.items())
-    warnings = [] if found.checks is None else found.checks.warnings
     parts = [
         f'<h1>{text(title)}</h1><dl class="facts">{told}</dl>',
         '<p class="hint"><b class="plus">Orange</b> raises the score of the explained class, '
         '<b class="minus">blue</b> lowers it.</p>',
-        "".join(f'<p class="warning" role="note">{html.escape(warning)}</p>' for warning in warnings),
+        "".join(f'<p class="warning" role="note">{html.escape(warning)}</p>' for warning in found.warnings),
         f'<div class="samples">{"".join(_article(found, row) for row in range(len(found.samples)))}</div>',
         "" if found.checks is None else _checks(found.checks),
     ]

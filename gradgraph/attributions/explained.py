@@ -17,6 +17,7 @@ from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
 from gradgraph.explaining.explaining_model import explain
 from gradgraph.explaining.methods import METHODS
+from gradgraph.graph.shapes import as_dims
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.scores import Scores, scores_in
@@ -84,6 +85,13 @@ class Explained:
         """Inputs without attributions, such as integers that no embedding reads; masks of texts do not count."""
         return [] if self.names.texts else [name for name in self.inputs if name not in self.units]
 
+    @property
+    def warnings(self) -> list[str]:
+        """One sentence for each reason not to trust the attributions."""
+        if not all(np.isfinite(found).all() for found in self.sums.values()):
+            return ["Some attributions are NaN or infinite; check the data, the baseline and the model."]
+        return [] if self.checks is None else self.checks.warnings
+
     def bars(self, name: str, row: int, most: int) -> list[tuple[str, str, float]]:
         """Return the units of an input with the largest attributions: their names, values in the data, attributions."""
         units, values = self.units[name], self.sums[name][row]
@@ -107,6 +115,7 @@ class Explained:
         found: dict[str, Any] = {"method": self.method, "output": self.output, "samples": samples}
         if self.others:
             found["inputs_without_attributions"] = self.others
+        found["warnings"] = self.warnings
         return found if self.checks is None else {**found, "checks": self.checks.as_data()}
 
     def _top(self, name: str, row: int) -> list[dict[str, Any]]:
@@ -145,8 +154,8 @@ class Explainer:
         self.predictor = Predictor(model, [self.output], device)
         if explained.shape is not None and len(explained.shape) > 2:
             raise BuildError(
-                f"the output '{shown(self.output)}' of shape {list(explained.shape)} has several scores per class, but "
-                "one is explained per sample; choose another output, or explain it in Python"
+                f"the output '{shown(self.output)}' of shape {list(as_dims(explained.shape))} has several scores per class, "
+                "but one is explained per sample; choose another output, or explain it in Python"
             )
         self.classes: Scores | None = None
         self._explains: Predictor | None = None
@@ -158,8 +167,15 @@ class Explainer:
 
         Raises:
             BuildError, UnknownNameError, DifferentiationError: as for ``gg.explain``.
-            BuildError: if the method attributes to something other than the model's inputs.
+            BuildError: if the method attributes to something other than the model's inputs, or samples have several
+                texts.
         """
+        several = [name for name, x in inputs.items() if x.dtype.kind == "i" and x.ndim > 2]
+        if several:
+            raise BuildError(
+                f"the input '{shown(several[0])}' has several texts per sample, which cannot be explained; use a model "
+                "that reads one text per sample"
+            )
         if "baselines" in METHODS.named(self.method).options and "baselines" not in self.options:
             self.options["baselines"] = {name: x for name, x in inputs.items() if x.dtype.kind == "f"}
         self._explains = made = self._explaining()

@@ -113,7 +113,7 @@ class Checks:
             for name, curve in self.curves.items()
         }
         return {"samples": self.samples, "randomised": [asdict(one) for one in self.randomised], **curves,
-                "incompleteness": self.incompleteness, "warnings": self.warnings}  # fmt: skip
+                "incompleteness": self.incompleteness}  # fmt: skip
 
 
 class _Explainer(Protocol):

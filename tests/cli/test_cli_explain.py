@@ -217,6 +217,7 @@ WRONG = {
         "besides the data; explain it in Python",
     ),
     "no such output": ((*HELD_OUT, "--output", "nothing"), "nothing"),
+    "no such folder": ((*HELD_OUT, "-o", "no/such"), "create its folder first"),
     "no such data": (("--data", "nothing.npz"), "nothing.npz"),
     "no samples": (("--data", "empty.npz"), "the data are empty; give at least one sample"),
 }
@@ -246,6 +247,20 @@ def test_expected_gradients_start_at_the_samples(cli: Cli) -> None:
     outputs = np.array([one["score"] for one in document["samples"]])
     assert arrays["x.attribution"].shape == (6, 4) and np.isfinite(arrays["x.attribution"]).all()
     assert np.ptp(outputs) > 0
+
+
+def test_attributions_that_are_not_numbers_are_told(cli: Cli) -> None:
+    ran = cli("explain", "model.onnx", *HELD_OUT, *QUICK, "--option", "baseline=NaN", "--json")
+    document, page, _ = documents(ran)
+    says = "Some attributions are NaN or infinite; check the data, the baseline and the model."
+    assert document["warnings"] == [says] and says in page
+
+
+def test_several_texts_per_sample_are_refused(cli: Cli) -> None:
+    onnx.save(tiny_bert.chooser(), "choose.onnx")
+    np.savez("ids.npz", **dict.fromkeys(tiny_bert.NAMES, np.ones((2, 3, 5), np.int64)))
+    ran = cli("explain", "choose.onnx", "--data", "ids.npz")
+    assert ran.code == 1 and "the input 'input_ids' has several texts per sample" in ran.err
 
 
 def test_a_fixed_batch_size_is_padded(cli: Cli) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import gradgraph as gg
@@ -56,8 +57,36 @@ def of_mistakes(page: Path) -> None:
     save_mistakes(trainer, data, page)
 
 
+def of_explanations(page: Path) -> None:
+    """Of pictures, columns with long names and tokens, with a warning and the checks."""
+    from gradgraph.attributions.attribution_page import page as page_of
+    from gradgraph.attributions.explained import Explainer, explain_samples
+    from gradgraph.data.record.data_names import DataNames
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(64 + 8 + 4, 3)
+
+        def forward(self, x: Any, row: Any, ids: Any) -> Any:
+            parts = [x.flatten(1), row, self.words(ids).mean(1)]
+            return self.head(gg.frontend.functional.cat(parts, 1))
+
+    gg.frontend.manual_seed(0)
+    shapes = {"x": ("N", 1, 8, 8), "row": ("N", 8), "ids": gg.frontend.Input(("N", 30), "int64")}
+    model = ir.from_proto(gg.frontend.export(Net(), shapes, "logits"))
+    model.metadata_props.update(DataNames(columns={"row": [f"{LONG}{i}" for i in range(8)]}).as_metadata())
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.random((3, 1, 8, 8), np.float32), "row": rng.random((3, 8), np.float32),
+              "ids": rng.integers(0, 9, (3, 30))}  # fmt: skip
+    described = [{"index": i, "file": f"{LONG}.png", "text": ""} for i in range(3)]
+    found = explain_samples(Explainer(model, "input-x-gradient", {}, None, "cpu"), inputs, described)
+    page.write_text(page_of(LONG, found, {"model": LONG}), "utf-8")
+
+
 PAGES: dict[str, Callable[[Path], None]] = {
     "model": of_a_model, "step": of_a_step, "runs": of_runs, "mistakes": of_mistakes,
+    "explanations": of_explanations,
 }  # fmt: skip
 
 
