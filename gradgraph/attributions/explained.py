@@ -154,8 +154,8 @@ class Explainer:
         self.predictor = Predictor(model, [self.output], device)
         if explained.shape is not None and len(explained.shape) > 2:
             raise BuildError(
-                f"the output '{shown(self.output)}' of shape {list(as_dims(explained.shape))} has several scores per class, "
-                "but one is explained per sample; choose another output, or explain it in Python"
+                f"the output '{shown(self.output)}' of shape {list(as_dims(explained.shape))} has several scores per "
+                "class, but one is explained per sample; choose another output, or explain it in Python"
             )
         self.classes: Scores | None = None
         self._explains: Predictor | None = None
