@@ -281,3 +281,13 @@ def test_one_number_per_sample_has_no_class(cli: Cli) -> None:
     assert "target" not in document["samples"][0]
     ran = cli("explain", "one.onnx", *HELD_OUT, "--class", "0", "-o", "other")
     assert ran.code == 1 and "the output 'y' has one number per sample, so there is no class; omit --class" in ran.err
+
+
+def test_tokens_have_the_colours_of_the_scale_in_a_terminal() -> None:
+    from gradgraph.attributions.attribution_markup import NEGATIVE, POSITIVE
+    from gradgraph.cli.explain import _coloured
+
+    parts = _coloured(["a\x1b", "", "b", "c"], np.array([2.0, 9.0, -1.0, 0.0]))
+    half = ",".join(str(round(c / 2)) for c in NEGATIVE)
+    assert parts[::2] == [("a\\x1b", f"white on rgb({','.join(map(str, POSITIVE))})"), ("b", f"white on rgb({half})"),
+                          ("c", "white on rgb(0,0,0)")]  # fmt: skip
