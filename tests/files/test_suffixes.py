@@ -59,6 +59,11 @@ def tuned(path: Path) -> None:
 WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     **{f"gg.{f.__name__}(out)": (lambda path, f=f: f(SCALAR, wrt="x", out=path), (".onnx",))
        for f in (gg.hessian, gg.hvp, gg.jacobian, gg.jvp, gg.value_and_grad, gg.vjp)},
+    "gg.along(out)": (lambda path: gg.along(MODEL, 2, wrt="x", baseline=0.0, out=path), (".onnx",)),
+    "gg.explain(out)": (lambda path: gg.explain(MODEL, "gradient", target=0, out=path), (".onnx",)),
+    "gg.iterate(out)": (
+        lambda path: gg.iterate(SCALAR, 2, wrt="x", update=gg.optim.sgd(0.1), per_sample=False, out=path), (".onnx",)),
+    "gg.solve(out)": (lambda path: gg.solve(MODEL, 2, wrt="x", out=path), (".onnx",)),
     "gg.per_sample_gradients(out)": (lambda path: gg.per_sample_gradients(SCALAR, wrt="x", out=path), (".onnx",)),
     "gg.reduce(out)": (lambda path: gg.reduce(SCALAR, shows=lambda model: True, out=path), (".onnx",)),
     "export.save_inference(path)": (lambda path: export.save_inference(STEP, path), (".onnx",)),
