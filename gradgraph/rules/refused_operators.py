@@ -117,8 +117,11 @@ _refuse(
     "LongformerAttention",
     "RelativePositionBias",
 )
-_refuse("its table is stored in 4 or 8 bits", "use a float table", "GatherBlockQuantized")
-_refuse("it has no standard form", "freeze the weights before it", "Inverse")
+_refuse(
+    "its matrices have more than 8 rows or an unknown size (smaller ones are inverted by determinants)",
+    "declare the size of the matrices, or freeze the weights before it",
+    "Inverse",
+)
 
 # --- layouts that onnxruntime writes into optimised files --------------------------------------------------------
 

@@ -28,10 +28,13 @@ def test_every_contrib_operator_has_a_state():
     assert [key for key in found if status(key) == "none"] == []
 
 
+PARTLY = {("com.microsoft", "Inverse")}  # small matrices have a form, others are refused
+
+
 def test_no_contrib_operator_has_two_states():
     tables = [set(contrib.forms()), set(registry.RULES), set(registry.NO_GRADIENT), set(registry.REFUSED)]
     pairs = [a & b for i, a in enumerate(tables) for b in tables[i + 1 :]]
-    assert [key for pair in pairs for key in pair if key[0] in DOMAINS] == []
+    assert {key for pair in pairs for key in pair if key[0] in DOMAINS} == PARTLY
 
 
 def test_operators_with_integer_outputs_only_have_no_gradient():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, UnsupportedOperatorError
 from tests.kit.differences import wrong_gradients
 from tests.kit.small_models import assert_same, model_of, normal_form, real, run
 from tests.passes.normal.test_contrib import MICROSOFT, check, check_values, fused
@@ -92,6 +92,22 @@ def test_unique():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unfold_tensor(dim, step, dynamic):
     check(*fused("UnfoldTensor", {"x": real(5, 6, 4)}, {"dim": dim, "size": 3, "step": step}, dynamic=dynamic))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 4, 4), (2, 1, 6, 6), (0, 3, 3)], ids=str)
+def test_inverse(shape):
+    x = real(*shape) + 2 * np.eye(shape[-1], dtype=np.float32)
+    model, given = fused("Inverse", {"x": x}, {})
+    check(model, given, atol=1e-4) if x.size else check_values(model, given)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_larger_matrices_keep_their_operator(dynamic):
+    x = real(9, 9) + 3 * np.eye(9, dtype=np.float32)
+    model, given = fused("Inverse", {"x": x}, {}, dynamic=dynamic)
+    assert_same(run(model, given), run(normal_form(model), given))
+    with pytest.raises(UnsupportedOperatorError, match=r"\(node 'fused'\), as its matrices have more than 8 rows"):
+        gg.vjp(model, wrt=["x"])
 
 
 def test_sample_op():

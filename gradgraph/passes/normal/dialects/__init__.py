@@ -7,6 +7,7 @@ from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the tab
     contrib_products,
     contrib_recurrent,
     contrib_sparse_attention,
+    contrib_tables,
     contrib_twins,
     flex_attention,
     mixture_of_experts,

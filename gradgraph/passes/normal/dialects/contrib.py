@@ -62,8 +62,9 @@ def decompose(model: ir.Model) -> bool:
     for node in list(nodes_of(model)):
         form = _form_of(node)
         if form is not None:
-            changed = True
-            for new in editor.write_form(node, form, "cannot be written with standard operators"):
+            written = editor.write_form(node, form, "cannot be written with standard operators")
+            changed |= bool(written) or (_is_open(node) and infer_kept(node))
+            for new in written:
                 new.version = new.version or OPSET
                 for value in new.outputs:
                     shape_of(value)  # infers the shape again: an earlier call recorded it as unknown
@@ -76,9 +77,8 @@ def decompose(model: ir.Model) -> bool:
 
 
 def _is_open(node: ir.Node) -> bool:
-    """Whether a node of com.microsoft without a form has an output of unknown type or shape."""
-    open_ends = any(v.type is None or v.shape is None for v in node.outputs)
-    return open_ends and node.domain == DOMAIN and _form_of(node) is None
+    """Whether a node of com.microsoft has an output of unknown type or shape."""
+    return node.domain == DOMAIN and any(v.type is None or v.shape is None for v in node.outputs)
 
 
 def _forget_unused_domains(model: ir.Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
@@ -174,6 +175,25 @@ def conv_transpose_with_dynamic_pads(
     axes = list(range(2, x.rank))
     stop = op.dims(whole, 2) - op.Squeeze(behind, [0])
     return op.Slice(whole, op.Squeeze(before, [0]), stop, axes)
+
+
+# --- matrices --------------------------------------------------------------------------------------------
+
+_LARGEST = 8  # rows of a matrix that is inverted by determinants: their work is of the fifth power
+
+
+@fused("Inverse")
+def inverse(op: Builder, node: ir.Node, x: Var) -> Any:
+    """Return cofactorsᵀ / determinant; larger matrices, and those of unknown size, keep their operator."""
+    size = x.dim(-1)
+    if not isinstance(size, int) or size > _LARGEST:
+        return None
+    eye = np.eye(size)
+    unit = op.const(eye[None, :, None].astype(x.dtype.numpy()))  # [1, column, 1, n]
+    replaced = op.Where(op.const(eye.astype(bool)[:, None, :, None]), unit, op.Unsqueeze(x, [-4, -3]))
+    cofactors = op.Det(replaced)  # of x with row i replaced by the unit vector j
+    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+    return op.Transpose(cofactors, perm=perm) / op.Unsqueeze(op.Det(x), [-2, -1])
 
 
 # --- complex numbers -------------------------------------------------------------------------------------

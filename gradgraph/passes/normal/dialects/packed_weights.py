@@ -44,6 +44,18 @@ def as_stored(
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
 
 
+def stored_bytes(op: Builder, table: Var) -> Var | None:
+    """Return an initializer of 4-bit integers as one of bytes, [..., columns] as [..., columns / 2].
+
+    None if it is not an initializer, or has an odd number of columns.
+    """
+    tensor = table.value.const_value
+    if tensor is None or not table.value.is_initializer() or tensor.shape.numpy()[-1] % 2:
+        return None
+    *rows, columns = tensor.shape.numpy()
+    return _under_its_name(op, table.value, seen_as(tensor, ir.DataType.UINT8, ir.Shape([*rows, columns // 2])))
+
+
 def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.ndarray | None:
     """Return the zero points in the integer type of the weight; None if it cannot represent them."""
     kind = ml_dtypes.uint4 if bits == 4 else np.dtype(np.uint8)
