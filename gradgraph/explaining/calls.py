@@ -53,7 +53,7 @@ class Net:
         self.op: Builder = builder_for(model, named_operators)
         self.op.scope = "call"
         self.sites, self.results, self.chunk = list(sites), list(results), chunk
-        self.batched = _batch_of(model.graph, Path(model.graph, results, sites)) if chunk > 1 else []
+        self.batched = batch_of(model.graph, Path(model.graph, results, sites), "use chunk=1") if chunk > 1 else []
         sizes = (as_dims(x.shape)[0] for x in self.batched if x.shape is not None)
         self._batch = next((d for d in sizes if isinstance(d, str)), "batch")
         self._nodes, changed = list[ir.Node](), set(self.sites) | set(self.batched)
@@ -197,15 +197,13 @@ def _place(name: str, kind: ir.TypeProtocol | None, shape: Sequence[int | str | 
 
 # --- rows of the batch -------------------------------------------------------------------------------------------
 
-_NO_CHUNKS: Remedies = {"remedy": "use chunk=1", "shell": "use a chunk of 1"}
 
-
-def _batch_of(graph: ir.Graph, path: Path) -> list[ir.Value]:
+def batch_of(graph: ir.Graph, path: Path, remedy: str) -> list[ir.Value]:
     """Return the inputs with one sample per row; raise DifferentiationError unless samples are independent."""
-    batched = batched_inputs(graph)
+    batched, remedies = batched_inputs(graph), Remedies(remedy=remedy, shell=remedy)
     for y in path.targets:
-        if check_independent(graph, batched, y, path, _NO_CHUNKS) != 0:
-            raise DifferentiationError(f"'{shown(y.name)}' does not have one row per sample", **_NO_CHUNKS)
+        if check_independent(graph, batched, y, path, remedies) != 0:
+            raise DifferentiationError(f"'{shown(y.name)}' does not have one row per sample", **remedies)
     return batched
 
 

@@ -19,8 +19,9 @@ import onnx_ir as ir
 from gradgraph.arguments import ABOVE_ZERO, FLAG, number, one_of
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.select import Names, find_path, select, target_of
+from gradgraph.errors import BuildError, shown
 from gradgraph.explaining.along import UNROLL, unrolls
-from gradgraph.explaining.calls import Call, Net, looped
+from gradgraph.explaining.calls import Call, Net, batch_of, looped
 from gradgraph.explaining.iterate import BOUNDS
 from gradgraph.explaining.points import baselines_of, value_of
 from gradgraph.files.models import Source
@@ -68,8 +69,8 @@ def solve(
         damping: λ of the first step, relative to the curvature along the gradient. Afterwards λ is divided by 10 after
             each step that decreases the error, and multiplied by 10 after others.
         cg: the conjugate-gradient steps in each step; by default the number of unknowns, at most 50.
-        per_sample: solve for each sample of the batch on its own. Rows of the output must depend on the same rows of
-            the inputs only.
+        per_sample: solve for each sample of the batch on its own. A model that mixes samples, or might, raises
+            DifferentiationError.
         unroll: as for ``along``.
 
     Returns:
@@ -110,6 +111,10 @@ def _append(
     y = target_of(work.graph, output)
     given = [x.name or "" for x in work.graph.inputs if x.dtype is not None and x.dtype.is_floating_point()]
     path = find_path(work, [y], select(work.graph, given if wrt is None else wrt, [y], inner=False))
+    if options.per_sample:
+        others = [x for x in path.wrt if x not in batch_of(work.graph, path, "use per_sample=False")]
+        if others:
+            raise BuildError(f"'{shown(others[0].name)}' has no row for each sample; use per_sample=False")
     names, name = [x.name or "" for x in path.wrt], y.name or ""
     work.graph.outputs[:] = path.targets
     append_jvp(work, None, names, named_operators=named_operators)

@@ -147,6 +147,23 @@ def test_tokens_get_attributions_at_their_embedding(words: Any) -> None:
     np.testing.assert_allclose(result["ids.attribution"], exact, rtol=1e-3, atol=1e-4)
 
 
+def test_other_inputs_belong_to_their_samples() -> None:
+    """With chunks, a mask is repeated along with the rows that it masks."""
+
+    class Masked(Words):
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.head((F.tanh(self.table(ids)) * F.cast(mask, "float32")[:, :, None]).sum(1) ** 2)
+
+    gg.frontend.manual_seed(0)
+    model = export(Masked(), {"ids": Input(("batch", "n"), "int64"), "mask": Input(("batch", "n"), "int64")}, "y")
+    feeds = {"ids": np.array([[1, 8, 3], [0, 0, 5]]), "mask": np.array([[1, 0, 1], [1, 1, 0]])}
+    labels = {"target": np.array([2, 0])}
+    whole, chunked = (gg.explain(model, "integrated-gradients", n=5, chunk=c, inputs="ids") for c in (1, 4))
+    found = [run(m, feeds | labels)["ids.attribution"] for m in (whole, chunked)]
+    assert not found[0][0, 1].any() and not found[0][1, 2].any() and found[0].any()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
 def test_a_map_has_the_size_of_the_picture(picture: Any) -> None:
     x = RNG.normal(size=(2, 1, 8, 8)).astype(np.float32)
     result = run(gg.explain(picture, "grad-cam", target=1), {"x": x})["x.attribution"]

@@ -256,6 +256,8 @@ def test_weights_can_be_calibrated(net: Any) -> None:
         ({"target": np.zeros(2)}, BuildError, r"the target of 'y' has shape \[2\]"),
         ({"bounds": (np.zeros(3), None)}, BuildError, "the lower bound of 'x' has shape"),
         ({"damping": 0}, ArgumentError, "damping"),
+        ({"wrt": "two.bias", "per_sample": True}, BuildError, "'two.bias' has no row for each sample"),
+        ({"output": "s", "per_sample": True}, GradgraphError, "does not have one row per sample; use per_sample=False"),
         ({"wrt": "one.weight", "output": "x"}, GradgraphError, "x"),
     ],
 )
