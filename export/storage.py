@@ -158,7 +158,7 @@ _PIECE = 1 << 18  # elements rounded at a time, which stay in the processor's ca
 
 @functools.cache
 def _rounding() -> ort.InferenceSession:
-    options = RuntimeOptions(flush_denormals=False, native_kernels=False)
+    options = RuntimeOptions(threads=1, flush_denormals=False, native_kernels=False)
     return create_session(onnx.parser.parse_model(_ROUNDING), Placement.choose("cpu"), options)
 
 

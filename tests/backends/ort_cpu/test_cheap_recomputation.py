@@ -57,7 +57,25 @@ def by_layers() -> onnx.ModelProto:
     return export(nn.Sequential(*layers), {"x": X.shape})
 
 
+class ShortHeads(nn.Module):
+    """Attention between 144 rows of two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        rows = x.reshape(2, 144, 2)
+        scores = self.q(rows) @ self.k(rows).transpose(1, 2)
+        return (F.softmax(scores * 0.7, -1) @ self.v(rows)).reshape(2, 8, 6, 6)
+
+
+def attentions() -> onnx.ModelProto:
+    return export(nn.Sequential(*(ShortHeads() for _ in range(3))), {"x": X.shape})
+
+
 NETWORKS = {
+    "attention of short heads": (attentions, {"MatMul", "Softmax"}),
     "group norm, SiLU": (lambda: blocks(lambda: nn.GroupNorm(4, 8), F.silu), {"InstanceNormalization", "Sigmoid"}),
     "as exporters write it": (lambda: blocks(GroupNorm, F.silu), {"InstanceNormalization", "Sigmoid"}),
     "layer norm, GELU": (by_layers, {"LayerNormalization"}),
@@ -201,3 +219,29 @@ def test_drawn_graphs_have_no_circle_and_compute_the_same(monkeypatch: pytest.Mo
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{seed} {name}")
     assert changed > 20
+
+
+def test_nothing_runs_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that nothing waits for would be computed before all updates, and the whole backward pass with it."""
+    monkeypatch.setattr(cheap_recomputation, "LEAST", 1)
+    monkeypatch.setattr(cheap_recomputation, "LEAST_OF_ALL", 1)
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        step (float[64] x) => (float[64] loss, float[64] out) {
+            a = Sigmoid (x)
+            b = Neg (a)
+            loss = Exp (b)
+            first = Sin (x)
+            second = Mul (first, a)
+            third = Mul (second, b)
+            out = Mul (third, x)
+        }""")
+    work = onnx_ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    for i, node in enumerate(work.graph):
+        node.name = f"{'forward' if i < 3 else 'grad'}/{node.outputs[0].name}"
+    assert cheap_recomputation.recompute_cheap_values(work)
+    found = onnx_ir.to_proto(write_orders(work))
+    assert copies(found).keys() == {"Sigmoid", "Neg"}
+    read = {x for node in found.graph.node for x in node.input} | {"loss", "out"}
+    assert all(read.intersection(node.output) for node in found.graph.node)
+    results = [run(each, {"x": X.reshape(-1)[:64]})["out"] for each in (found, model)]
+    np.testing.assert_array_equal(*results)
