@@ -5,6 +5,7 @@ A size that the rules express as a formula, such as ``floor(h/2)``, gets a gener
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -143,3 +144,31 @@ def better(old: shapes.Dim, new: shapes.Dim) -> shapes.Dim:
         return 3 if isinstance(d, int) else 0 if d is None else 1 if is_generated(d) else 2
 
     return new if rank(new) > rank(old) else old
+
+
+# --- arithmetic on symbolic sizes -----------------------------------------------------------------------------
+
+
+def _without_sympy(operation: str, neutral: int) -> None:
+    """Make ``operation`` of ir.SymbolicDim compute usual results with numbers itself: importing sympy takes long.
+
+    These are the results for the number ``neutral``, and the multiples of a size with a plain name, such as
+    ``64*batch``. They equal those of onnx-ir, which computes all others.
+    """
+    general = getattr(_SYMBOL, operation)
+
+    @functools.wraps(general)
+    def compute(size: ir.SymbolicDim, other: Any) -> Any:
+        name = size.value
+        if isinstance(other, int) and name is not None and PLAIN.fullmatch(name):
+            if other == neutral:
+                return _SYMBOL(name)
+            if operation == "__mul__" and other > 1:
+                return _SYMBOL(f"{other:d}*{name}")
+        return general(size, other)
+
+    setattr(_SYMBOL, operation, compute)
+
+
+for _operation, _neutral in {"__add__": 0, "__sub__": 0, "__mul__": 1, "__floordiv__": 1}.items():
+    _without_sympy(_operation, _neutral)
