@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import shown
 from gradgraph.export.c.c_reading import Reader, reads, result
-from gradgraph.export.c.program import Branch, Program, Repeat, Tensor
+from gradgraph.export.c.program import Branch, Program, Repeat, Tensor, View
 from gradgraph.graph.nodes import input_at
 
 
@@ -33,23 +33,30 @@ def _scan(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     body: ir.Graph = attrs["body"]
     count = int(attrs["num_scan_inputs"])
     states = len(node.inputs) - count
-    for name in ("scan_input_axes", "scan_output_axes"):
-        if any(attrs.get(name) or []):
-            raise r.unsupported(f"{name} must be 0")
+    axes = attrs.get("scan_input_axes") or [0] * count
     first = [r.whole(r.view(v)) for v in node.inputs[:states]]  # type: ignore[arg-type]
-    scanned = [r.whole(r.view(v)) for v in node.inputs[states:]]  # type: ignore[arg-type]
+    whole = [_first(r.view(v), a) for v, a in zip(node.inputs[states:], axes, strict=True)]  # type: ignore[arg-type]
+    steps, scanned = whole[0].shape[0], [r.whole(v) for v in whole]
     backwards = [bool(d) for d in attrs.get("scan_input_directions") or [0] * count]
     own = [r.tensor(v, "local") for v in body.inputs]
     program, results, captured = _read_body(r, body, own)
-    made = [r.tensor(v) for v in node.outputs]
-    for value, tensor in zip(node.outputs, made, strict=True):
-        r.views[value] = tensor.whole()
+    _check_states(r, first, own[:states], results[:states])
+    made = [r.tensor(v) for v in node.outputs[:states]]
+    made += [
+        Tensor((steps, *t.shape), t.dtype, v.name or "")
+        for v, t in zip(node.outputs[states:], results[states:], strict=True)
+    ]
+    out_axes = attrs.get("scan_output_axes") or [0] * len(made[states:])
+    for value, tensor, axis in zip(node.outputs, made, [0] * states + out_axes, strict=True):
+        order = list(range(1, len(tensor.shape)))
+        order.insert(axis % max(len(tensor.shape), 1), 0)
+        r.views[value] = tensor.whole().permuted(order if tensor.shape else [])
     out_backwards = [bool(d) for d in attrs.get("scan_output_directions") or [0] * len(made[states:])]
     read = {v.tensor for o in program.operations for v in o.views}
     slices = [s for s in zip(scanned, own[states:], backwards, strict=True) if s[1] in read]
     r.add(
         Repeat(
-            scanned[0].shape[0],
+            steps,
             program,
             list(zip(first, own[:states], results[:states], strict=True)),
             slices,
@@ -58,6 +65,18 @@ def _scan(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
             captured=captured,
         )
     )
+
+
+def _first(view: View, axis: int) -> View:
+    """Return ``view`` with ``axis`` moved to the front."""
+    rank = len(view.shape)
+    return view.permuted([axis % rank, *(i for i in range(rank) if i != axis % rank)])
+
+
+def _check_states(r: Reader, first: Sequence[Tensor], own: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    for start, inside, found in zip(first, own, results, strict=True):
+        if not start.size == inside.size == found.size:
+            raise r.unsupported(f"its state '{shown(inside.name)}' changes its size")
 
 
 @reads("Loop")
@@ -73,9 +92,7 @@ def _loop(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     first = [goes_on, *(r.whole(r.view(v)) for v in states)]  # type: ignore[arg-type]
     counter, *own = (r.tensor(v, "local") for v in body.inputs)
     program, results, captured = _read_body(r, body, [counter, *own])
-    for start, inside, found in zip(first, own, results, strict=True):
-        if not start.size == inside.size == found.size:
-            raise r.unsupported(f"its state '{shown(inside.name)}' changes its size")
+    _check_states(r, first, own, results)
     last = [Tensor(t.shape, t.dtype, t.name) for t in results]
     for value, tensor in zip(node.outputs, last[1:], strict=True):
         r.views[value] = tensor.whole()

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradgraph.errors import escaped_json
 from gradgraph.export.c.c_functions import Function, Unit
-from gradgraph.export.c.c_names import identifiers
+from gradgraph.export.c.c_names import identifiers, is_named
 from gradgraph.export.c.c_plan import ALIGNMENT, aligned
 from gradgraph.export.c.c_text import at, elements, kernel_text
 from gradgraph.export.c.operators import literal
@@ -197,7 +197,7 @@ class _Writer:
             lines.append("    int fault = 0;")
         lines += body
         c = f.c_names
-        unread = [c[n] for n in f.inputs if c[n] not in whole]
+        unread = [c[n] for n in f.inputs if not is_named(c[n], whole)]
         lines += [f"    (void){name};" for name in unread]
         return [*lines, f"    return {self.upper}_OK;", "}", ""]
 
@@ -364,6 +364,8 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 - Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
 - Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
 - On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
+- For the smallest program: `-Os -DTILE=1 -ffunction-sections -fdata-sections -Wl,--gc-sections`. The linker then drops
+  the functions that nothing calls.
 - WebAssembly, by Clang of Zig (`pip install ziglang`) or of wasi-sdk:
 
     {self.wasm_command()}

@@ -82,6 +82,7 @@ def function(
     averages: Mapping[str, str] | None = None,
     nexts: Mapping[str, str] | None = None,
     keep: Iterable[str] | None = None,
+    arena: int = 0,
 ) -> Function:
     """Return the C function that computes ``model``, whose weights become constants unless they are in ``state``.
 
@@ -91,6 +92,7 @@ def function(
         averages: for each input to replace, the name of the state tensor to read instead, such as an averaged weight.
         nexts: for each state tensor, the name of the model output with its next value.
         keep: the outputs to compute; by default all.
+        arena: the size of the arena of other functions, which this one shares.
 
     Raises:
         BuildError: a size is not fixed, or an operator or element type is not supported in C.
@@ -117,7 +119,7 @@ def function(
     reader.program.outputs = made
     old = {new: name for name, new in (nexts or {}).items()}
     pairs = {made[new]: state[name] for new, name in old.items() if new in made}
-    plan = planned(reader.program, pairs)
+    plan = planned(reader.program, pairs, enough=arena)
     return Function(suffix, about, plan, inputs, {n: t for n, t in made.items() if n not in old})
 
 

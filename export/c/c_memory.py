@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,59 +29,94 @@ from gradgraph.export.c.recomputing import put_into_products, recomputed
 MOST_ROUNDS = 6
 
 
-def planned(program: Program, nexts: Mapping[Tensor, Tensor] | None = None, placed: Iterable[Tensor] = ()) -> Plan:
+def planned(
+    program: Program,
+    nexts: Mapping[Tensor, Tensor] | None = None,
+    placed: Iterable[Tensor] = (),
+    enough: int = 0,
+) -> Plan:
     """Return the best plan of ``program``, which recomputes cheap tensors where that makes the arena smaller.
 
     Args:
         nexts: for the next value of each state tensor, the state tensor itself.
         placed: results that are stored outside the arena.
+        enough: the size of the arena, in bytes, below which no better plan is searched.
     """
-    plan = functools.partial(_plan, program, dict(nexts or {}), set(placed), {})
-    best = plan()
-    for _ in range(MOST_ROUNDS):
+    problem = functools.partial(_problem, program, dict(nexts or {}), set(placed), {})
+    last = problem()
+    best = last.plan(last.greedy_orders())
+    for _ in range(MOST_ROUNDS if best.arena > enough else 0):
         arenas = {}
         for change in (recomputed, put_into_products):
             fused = {o: o.inner for o in program.operations if isinstance(o, Reduce)}
             undo = change(program, best)
             if undo is not None:
-                arenas[change] = plan().arena
+                other = problem()
+                arenas[change] = other.plan(other.greedy_orders()).arena
                 undo()
                 for o, inner in fused.items():
                     o.inner = inner
         if not arenas or min(arenas.values()) >= best.arena:
             break
         min(arenas, key=arenas.__getitem__)(program, best)
-        best = plan()
-    return plan(thorough=True)
+        last = problem()
+        best = last.plan(last.greedy_orders())
+    order = last.least_peak_order() if best.arena > enough else None
+    found = best if order is None else last.plan([order])
+    return found if found.arena < best.arena else best
 
 
-def _plan(
-    program: Program,
-    nexts: Mapping[Tensor, Tensor],
-    placed: set[Tensor],
-    inner: dict[Nested, list[Plan]],
-    thorough: bool = False,
-) -> Plan:
-    """Return the plan of ``program`` without recomputing any tensor.
+@dataclass
+class _Problem:
+    """The statements of a program, of which no tensor is recomputed, before they have an order.
 
-    Args:
-        inner: the plans of programs inside; missing ones are added.
-        thorough: search all orders for the one with the smallest peak, too.
+    Attributes:
+        needs: for each statement, those that must run before it.
+        nexts, direct: see ``planned`` and ``Plan``.
+        elsewhere: the tensors that are not in the arena.
+        results: the tensors that stay alive to the end.
     """
+
+    statements: list[Statement]
+    needs: dict[Statement, set[Statement]]
+    nexts: Mapping[Tensor, Tensor]
+    direct: dict[Tensor, Tensor]
+    elsewhere: set[Tensor]
+    results: set[Tensor]
+
+    def plan(self, orders: Iterable[list[Statement]]) -> Plan:
+        """Return the plan of the order with the smallest arena."""
+        best: Plan | None = None
+        for order in orders:
+            offsets, arena, peak, peak_at = _placed(order, self.elsewhere, self.results)
+            if best is None or arena < best.arena:
+                copies = [(new, old) for new, old in self.nexts.items() if new not in self.direct]
+                best = Plan(order, self.direct, copies, offsets, arena, peak, peak_at)
+        assert best is not None
+        return best
+
+    def greedy_orders(self) -> Iterator[list[Statement]]:
+        place = {s: i for i, s in enumerate(self.statements)}
+        greedy = functools.partial(_greedy, self.statements, self.needs, self.elsewhere, self.results)
+        yield greedy(lambda s, grown: (place[s],))
+        yield greedy(lambda s, grown: (grown, place[s]))
+        yield greedy(lambda s, grown: (grown > 0, place[s]))
+        yield greedy(lambda s, grown: (max(grown, 0), -place[s]))
+
+    def least_peak_order(self) -> list[Statement] | None:
+        own = {t for s in self.statements for t in s.writes} - self.elsewhere
+        return least_peak_order(self.statements, self.needs, own, self.results)
+
+
+def _problem(
+    program: Program, nexts: Mapping[Tensor, Tensor], placed: set[Tensor], inner: dict[Nested, list[Plan]]
+) -> _Problem:
+    """Return the statements of ``program``; missing plans of programs inside are added to ``inner``."""
     statements = _statements(program, inner)
     makers = {t: s for s in statements for t in s.writes}
     needs: dict[Statement, set[Statement]] = {s: {makers[t] for t in s.reads if t in makers} - {s} for s in statements}
     direct = _direct(statements, makers, needs, nexts)
-    results = set(program.outputs.values())
-    elsewhere = placed.union(direct)
-    best: Plan | None = None
-    for order in _orders(statements, needs, elsewhere, results, thorough):
-        offsets, arena, peak, peak_at = _placed(order, elsewhere, results)
-        if best is None or arena < best.arena:
-            copies = [(new, old) for new, old in nexts.items() if new not in direct]
-            best = Plan(order, direct, copies, offsets, arena, peak, peak_at)
-    assert best is not None
-    return best
+    return _Problem(statements, needs, nexts, direct, placed.union(direct), set(program.outputs.values()))
 
 
 def _statements(program: Program, inner: dict[Nested, list[Plan]]) -> list[Statement]:
@@ -166,25 +201,6 @@ def _reaches(needs: Mapping[Statement, set[Statement]], sources: set[Statement],
 
 
 # --- order ------------------------------------------------------------------------------------------------
-
-
-def _orders(
-    statements: Sequence[Statement],
-    needs: Mapping[Statement, set[Statement]],
-    elsewhere: set[Tensor],
-    results: set[Tensor],
-    thorough: bool,
-) -> Iterable[list[Statement]]:
-    place = {s: i for i, s in enumerate(statements)}
-    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (place[s],))
-    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown, place[s]))
-    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (grown > 0, place[s]))
-    yield _greedy(statements, needs, elsewhere, results, lambda s, grown: (max(grown, 0), -place[s]))
-    if thorough:
-        own = {t for s in statements for t in s.writes} - elsewhere
-        order = least_peak_order(statements, needs, own, results)
-        if order is not None:
-            yield order
 
 
 def _greedy(

@@ -41,5 +41,10 @@ def _is_used(name: str) -> bool:
     return name.lower() in _KEYWORDS or _OWN.fullmatch(name) is not None
 
 
+def is_named(name: str, text: str) -> bool:
+    """Whether the identifier ``name`` occurs in C source."""
+    return re.search(rf"\b{name}\b", text) is not None
+
+
 def is_identifier(text: str) -> bool:
     return re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,30}", text) is not None and text not in _KEYWORDS

@@ -147,7 +147,8 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
     ):
         if keep:
             model = _pruned(step.resolved("eval"), keep)
-            functions.append(function(suffix, about, model, state, sizes=sizes, averages=averages))
+            arena = max(f.plan.arena for f in functions)
+            functions.append(function(suffix, about, model, state, sizes=sizes, averages=averages, arena=arena))
     labels = {t.name: t for t in manifest.targets if t.classes is not None}
     return Unit(name, functions, state, dict(initial), {s.name: s.kind for s in manifest.state}, labels)
 

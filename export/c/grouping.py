@@ -10,6 +10,7 @@ share a loop if one reads the other's result at the
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -23,7 +24,12 @@ class Group:
 
     operations: list[Operation] = field(default_factory=list)
 
-    @property
+    def replace(self, operations: list[Operation]) -> None:
+        self.operations = operations
+        for name in ("domain", "made", "read"):
+            self.__dict__.pop(name, None)
+
+    @functools.cached_property
     def domain(self) -> Shape | None:
         first = self.operations[0]
         return long_axes(first.out.shape) if isinstance(first, Element) else None
@@ -34,11 +40,11 @@ class Group:
         operations = self.operations if self.domain else []
         return [o for o in operations if isinstance(o, Reduce) and long_axes(o.out.shape) != self.domain]
 
-    @property
+    @functools.cached_property
     def made(self) -> set[Tensor]:
         return {t for o in self.operations for t in o.outputs}
 
-    @property
+    @functools.cached_property
     def read(self) -> set[Tensor]:
         return {v.tensor for o in self.operations for v in o.views} - self.made
 
@@ -125,8 +131,8 @@ def put_into_makers(
                 and all(in_place(v) for v in operation.views if v.tensor in group.made)
                 and not _is_between(group_of, maker, group, alone, place)
             ):
-                own.operations.remove(operation)
-                group.operations.append(operation)
+                own.replace([o for o in own.operations if o is not operation])
+                group.replace([*group.operations, operation])
                 group_of[operation] = group
                 break
 
@@ -152,7 +158,7 @@ def _merge(
         return
     if _is_between(group_of, maker, first, second, place) or _is_between(group_of, maker, second, first, place):
         return
-    first.operations = sorted([*first.operations, *second.operations], key=place.__getitem__)
+    first.replace(sorted([*first.operations, *second.operations], key=place.__getitem__))
     for operation in second.operations:
         group_of[operation] = first
 

@@ -142,6 +142,9 @@ def _write(editor: Editor, node: ir.Node, steps: int, lists: Sequence[_List]) ->
     outputs: list[Var | None] = [None] * len(node.outputs)
     for k, new in zip([*kept, *range(states, len(node.outputs))], made, strict=False):
         outputs[k] = new
+    scan = made[0].value.producer()
+    assert scan is not None
+    scan.name = node.name  # for messages
     editor.replace(node, *outputs)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gradgraph.export.c.c_names import is_named
 from gradgraph.export.c.grouping import Group, long_axes
 from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import (
@@ -122,6 +123,7 @@ class _Writer:
         self.loads: dict[tuple[Tensor, int, str], str] = {}
         self.depth = 1
         self.count = 0
+        self.tile_begin = 0
 
     def line(self, text: str) -> None:
         self.loop.lines.append(INDENT * self.depth + text)
@@ -178,6 +180,8 @@ class _Writer:
             if all(tensor is not o.out for o in totals):
                 pointer = self.loop.pointer(tensor, 0, written=True)
                 self.line(f"{pointer}[{self.index(self.variables, self.strides[FLAT]) or '0'}] = {self.names[tensor]};")
+        if rows and not any(is_named(self.variables[-1], line) for line in self.loop.lines[self.tile_begin :]):
+            del self.loop.lines[self.tile_begin - 1]  # its declaration
         self.close(self.depth - 1)
         for o in totals:
             finished = self._finished(o, self.names[o.out], o.operand.size)
@@ -239,6 +243,7 @@ class _Writer:
         self.line("for (int j = 0; j < count; j++) {")
         self.depth += 1
         self.line(f"const int {variable} = first + j;")
+        self.tile_begin = len(self.loop.lines)
 
     def _argument(self, a: object, at: Sequence[str]) -> str:
         if isinstance(a, View):

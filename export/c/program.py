@@ -6,6 +6,7 @@ Reshape, …) change strides instead of writing a tensor. All other operators ar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,7 @@ class View:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether the view contains all elements of its tensor in memory order."""
         return self.offset == 0 and self.size == self.tensor.size and self.is_contiguous

@@ -31,6 +31,12 @@ MODELS = {
         y = Loop <body = b (int64 i, bool c, float[4] s) => (bool d, float[4] t) { d = Identity(c) t = Tanh(s) }>
             (trips, , x)
     }""",
+    "one step": """g (float[4] x) => (float[4] y, float[1, 4] all) {
+        trips = Constant <value_int = 1> ()
+        y, all = Loop <body = b (int64 i, bool c, float[4] s) => (bool d, float[4] t, float[4] z) {
+            d = Identity(c) f = Cast <to = 1> (i) t = Tanh(s) z = Add(t, f)
+        }> (trips, , x)
+    }""",
     "states that change places": """g (float[4] x, float[4] w) => (float[4] y, float[4] z) {
         trips = Constant <value_int = 5> ()
         y, z = Loop <body = b (int64 i, bool c, float[4] r, float[4] s) => (bool d, float[4] t, float[4] u) {
@@ -84,6 +90,19 @@ MODELS = {
                 }> (trips, , x)
             },
             else_branch = q () => (float[4] q0) { q0 = Mul(x, x) }>
+    }""",
+    "a scan along other axes": """g (float[4] x, float[2, 3, 4] w)
+            => (float[4] y, float[4, 3] all, float[2, 4, 3] turned) {
+        y, all, turned = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1, -1],
+            scan_output_directions = [0, 1],
+            body = b (float[4] s, float[2, 4] r) => (float[4] t, float[4] u, float[2, 4] v) {
+                axes = Constant <value_ints = [0]> () m = ReduceSum <keepdims = 0> (r, axes)
+                t = Add(s, m) u = Sin(t) v = Mul(r, s)
+            }> (x, w)
+    }""",
+    "a sum of a product, and an input that is not read": """g
+            (float[3, 4] x, float[4, 9] x_1, float[2] x_2, float[2] x_22) => (float y) {
+        p = MatMul(x, x_1) q = ReduceSum <keepdims = 0> (p) r = ReduceSum <keepdims = 0> (x_22) y = Add(q, r)
     }""",
     "a loop in a loop": """g (float[4] x) => (float[4] y, float[2, 3, 4] all) {
         trips = Constant <value_int = 2> ()
@@ -168,6 +187,12 @@ def test_steps_with_control_flow_train_as_onnxruntime_does(name: str, optimizer:
 
 
 REFUSED = {
+    "its state '.*' changes its size": """g (float[4] x) => (float[8] y) {
+        trips = Constant <value_int = 1> ()
+        y = Loop <body = b (int64 i, bool c, float[n] s) => (bool d, float[m] t) {
+            d = Identity(c) t = Concat <axis = 0> (s, s)
+        }> (trips, , x)
+    }""",
     "its number of steps must be constant": """g (float[4] x, int64 n) => (float[r, 4] all) {
         y, all = Loop <body = b (int64 i, bool c, float[4] s) => (bool d, float[4] t, float[4] z) {
             d = Identity(c) t = Tanh(s) z = Neg(t)
@@ -178,5 +203,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_loops_of_unknown_size_are_refused_by_node(words: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=rf"\(Loop\).*cannot be exported as C code: {words}"):
+    with pytest.raises(BuildError, match=rf"\((Loop|Scan)\).*cannot be exported as C code: {words}"):
         gg.export.c(onnx.parser.parse_model(HEAD + REFUSED[words]), tmp_path / "c")
