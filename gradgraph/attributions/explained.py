@@ -25,6 +25,7 @@ from gradgraph.runtime.execution.session import Device
 
 SUFFIX, ERROR = ".attribution", "completeness.error"
 BATCH = 8  # samples at once; methods that average over points need memory for each of them
+OF_ALL = ("chunk", "unroll")  # options of explain, besides those of its methods
 MOST_TOP = 8  # units of a sample in JSON
 
 
@@ -170,13 +171,19 @@ class Explainer:
             BuildError: if the method attributes to something other than the model's inputs, or samples have several
                 texts.
         """
+        method = METHODS.named(self.method)
+        for name in self.options:
+            if name not in (*method.options, *OF_ALL):
+                raise BuildError(
+                    f"the method {shown(self.method)} has no option '{shown(name)}'{suggestion(name, method.options)}"
+                )
         several = [name for name, x in inputs.items() if x.dtype.kind == "i" and x.ndim > 2]
         if several:
             raise BuildError(
                 f"the input '{shown(several[0])}' has several texts per sample, which cannot be explained; use a model "
                 "that reads one text per sample"
             )
-        if "baselines" in METHODS.named(self.method).options and "baselines" not in self.options:
+        if "baselines" in method.options and "baselines" not in self.options:
             self.options["baselines"] = {name: x for name, x in inputs.items() if x.dtype.kind == "f"}
         self._explains = made = self._explaining()
         new = [name for name in made.specs if name not in self.predictor.specs]

@@ -207,6 +207,7 @@ WRONG = {
         "there is no method 'saliencey'; did",
     ),
     "no such option": ((*HELD_OUT, "--option", "steps=5"), "has no option 'steps'"),
+    "an argument that is no option": ((*HELD_OUT, "--option", "out=x.onnx"), "has no option 'out'"),
     "an attack": (
         (*HELD_OUT, "--method", "fgsm"),
         "not attributions to the inputs, so there",
