@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
 import pytest
 from onnx import helper
@@ -94,6 +95,46 @@ def test_a_refused_operator_off_the_path_runs(rows):
     assert_same([hidden.T @ dy], run(gradient, x | {"y.cotangent": dy})[1:], atol=1e-5)
     step = gg.build(model, loss="mse", optimizer=gg.optim.sgd(0.1), train="w")
     assert np.isfinite(gg.Trainer(step).step(x | {"target": y + 1})["loss"])
+
+
+HALF = {"scale": np.array(0.01, np.float32), "middle": np.array(128, np.uint8)}
+FROZEN = {
+    "QAttention": (
+        ["x", "B", "b", "scale", "scale", "", "middle", "middle"],
+        {"num_heads": 2},
+        BYTES[:, :3].repeat(4, 1),
+        np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    ),
+    "DynamicQuantizeLSTM": (
+        ["x", "B", "R", "", "", "", "", "", "scales", "middles", "scales", "middles"],
+        {"hidden_size": 3},
+        BYTES[None, :, :3].repeat(4, 2),
+        real(5, 2, 4),
+    ),
+    "MaxpoolWithMask": (["x", "mask"], {"kernel_shape": [2]}, BYTES, real(2, 1, 5)),
+}
+
+
+@pytest.mark.parametrize("op", FROZEN)
+def test_types_and_shapes_behind_a_kept_operator_are_inferred(op):
+    """ONNX's inference does not know them; the layer after it is trained."""
+    names, attrs, stored, x = FROZEN[op]
+    weights = HALF | {"B": stored, "b": real(12), "R": BYTES[None, :3, :3].repeat(4, 2)}
+    weights |= {"scales": HALF["scale"].reshape(1), "middles": HALF["middle"].reshape(1)}
+    weights |= {"mask": np.ones((2, 1, 5), np.int32), "w": real(4 if op != "DynamicQuantizeLSTM" else 3, 2)}
+    nodes = [
+        helper.make_node(op, names, ["h"], "first", domain="com.microsoft", **attrs),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    used = {n: weights[n] for n in [*names, "w"] if n in weights}
+    model = model_of(nodes, {"x": (x.dtype, ["n", *x.shape[1:]])}, weights=used, domains=MICROSOFT)
+    (y,) = run(model, {"x": x})
+    gradient = gg.vjp(model, wrt=["w"])
+    assert isinstance(gradient, onnx.ModelProto)
+    found = run(gradient, {"x": x, "y.cotangent": np.ones_like(y)})
+    hidden = run(model_of(nodes[:1], {"x": x}, ["h"], weights=used, domains=MICROSOFT), {"x": x})[0]
+    over_rows = hidden.reshape(-1, hidden.shape[-1]).sum(0)
+    assert_same([y, np.stack([over_rows, over_rows], 1)], found, atol=1e-4)
 
 
 def first_of(model):

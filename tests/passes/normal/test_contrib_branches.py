@@ -16,6 +16,7 @@ FLAT = STREAMS.reshape(B, T, C * H)
 GATES = {"of each branch": (C,), "of each branch, [1]": (C, 1), "of each number": (C, H)}
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("scale", [None, (H,), (C, H), (C * H,)], ids=str)
 @pytest.mark.parametrize("flat", [False, True])
@@ -27,6 +28,7 @@ def test_branchwise_rms_norm(flat, scale, dynamic):
     check(*fused("BranchwiseRMSNorm", feeds, attrs, dynamic=dynamic))
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 0.5])
@@ -40,6 +42,7 @@ def test_flat_gates_of_flat_streams():
     check(*fused("HyperConnectionPreMix", {"x": FLAT, "g": real(B, T, C * H, seed=1)}, {"num_branches": C}))
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("flat", [False, True])

@@ -29,8 +29,8 @@ def offsets():
     return np.concatenate([places[kept], places[~kept]]).reshape(B, LONGEST).astype(np.int32)
 
 
-def check(op, feeds, attrs, expected, outputs=("y",), **tolerance):
-    model, given = fused(op, feeds, attrs, outputs)
+def check(op, feeds, attrs, expected, outputs=("y",), dynamic=False, **tolerance):
+    model, given = fused(op, feeds, attrs, outputs, dynamic)
     found = normal_form(model)
     assert {o.domain for o in found.opset_import} == {""}
     assert_same(expected, run(found, given), **{"atol": 1e-5, "rtol": 1e-4, **tolerance})
@@ -68,9 +68,11 @@ def test_packed_attention(bias, scale):
     check("PackedAttention", feeds, attrs, [np.concatenate(rows)])
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("form", ["apart", "bias", "in one"])
 @pytest.mark.parametrize("bias", BIASES)
-def test_packed_multi_head_attention(bias, form):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_packed_multi_head_attention(bias, form, dynamic):
     parts = {n: real(TOKENS, HIDDEN, seed=i) for i, n in enumerate("qkv")}
     own_bias = real(3 * HIDDEN, seed=4) if form == "bias" else None
     rows = []
@@ -82,20 +84,22 @@ def test_packed_multi_head_attention(bias, form):
     if form == "in one":
         feeds = {"q": np.stack([x.reshape(TOKENS, HEADS, SIZE) for x in parts.values()], 2), "k": None, "v": None}
     feeds = feeds | {"b": own_bias, "o": offsets(), "c": ENDS, "a": BIASES[bias]}
-    check("PackedMultiHeadAttention", feeds, {"num_heads": HEADS}, [np.concatenate(rows)])
+    check("PackedMultiHeadAttention", feeds, {"num_heads": HEADS}, [np.concatenate(rows)], dynamic=dynamic)
 
 
-def test_padding_is_removed_and_restored():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_padding_is_removed_and_restored(dynamic):
     x = real(B, LONGEST, 2)
     kept = np.arange(LONGEST) < np.array(LENGTHS)[:, None]
     expected = [x[kept], offsets(), ENDS, np.array([max(LENGTHS)], np.int32)]
-    check("RemovePadding", {"x": x, "n": np.array(LENGTHS, np.int32)}, {}, expected, ["y", "o", "c", "m"])
-    check("RestorePadding", {"x": x[kept], "o": offsets()}, {}, [x * kept[:, :, None]])
+    check("RemovePadding", {"x": x, "n": np.array(LENGTHS, np.int32)}, {}, expected, ["y", "o", "c", "m"], dynamic)
+    check("RestorePadding", {"x": x[kept], "o": offsets()}, {}, [x * kept[:, :, None]], dynamic=dynamic)
 
 
 CHANNELS = 3
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("bias", [False, True])

@@ -78,6 +78,7 @@ def case_of(name, blocks, packed):
     return model_of(model.graph.node, given, outputs, 17, stored, domains=MICROSOFT), given
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", CASES)

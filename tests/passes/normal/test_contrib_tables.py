@@ -46,6 +46,7 @@ def gathering(kind, points, ids, scales=None, fed=True, **attrs):
     return model, given
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("kind", ["2", "4", "8", "int4", "uint4"])

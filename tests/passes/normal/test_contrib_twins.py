@@ -23,6 +23,7 @@ def whole(*numbers, dtype: type = np.int64):
     return np.array(numbers, dtype)
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("upper", [None, 0, 1])
 @pytest.mark.parametrize("k", [None, 0, 1, -2, 9], ids=str)
 @pytest.mark.parametrize("shape", [(3, 4), (2, 4, 3)], ids=str)
@@ -61,6 +62,7 @@ PADS = {
 }
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
 @pytest.mark.parametrize("case", PADS)
@@ -73,6 +75,7 @@ def test_pad(case, mode, fed):
     check(*model, wrt=["x"])
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 @pytest.mark.parametrize("numbers", [(0, 5, None), (1, 8, 3), (5, 0, -2)], ids=str)
@@ -87,6 +90,7 @@ def test_unique():
     check(*fused("Unique", {"x": np.array([2, 1, 3, 0.5], np.float32)}, {}, ["y", "i", "n"]))
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -131,6 +135,7 @@ def test_the_distance_of_a_row_to_itself_has_a_finite_gradient():
 GRID = np.random.default_rng(0).uniform(-1.3, 1.3, (2, 3, 4, 2)).astype(np.float32)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("align", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", [None, "bilinear", "bicubic", "nearest"])
@@ -143,6 +148,7 @@ def test_grid_sample(mode, padding, align):
 BOXES = np.array([[0.1, 0.2, 0.8, 0.9], [-0.2, 0.0, 0.55, 1.3], [0.9, 0.75, 0.15, 0.05], [0, 0, 1, 1]], np.float32)
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("size", [(3, 4), (1, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("value", [0.0, 2.5])
@@ -157,14 +163,16 @@ def test_crop_and_resize(size, mode, value):
     check(*fused("CropAndResize", feeds, attrs), wrt=["x"], atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", [(3, 4), (1, 2)], ids=str)
-def test_boxes_have_gradients(size):
+def test_boxes_have_gradients(size, dynamic):
     """Of points that are not on a pixel, where slopes jump."""
     inner = np.array([[0.13, 0.23, 0.81, 0.93], [0.91, 0.77, 0.17, 0.07]], np.float32)
     feeds = {"x": real(2, 3, 5, 6), "r": inner, "b": whole(0, 1, dtype=np.int32), "s": whole(*size, dtype=np.int32)}
-    check(*fused("CropAndResize", feeds, {}), atol=1e-5)
+    check(*fused("CropAndResize", feeds, {}, dynamic=dynamic), atol=1e-5)
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 0, 2], [1, 1, 1, 1]], ids=str)
 @pytest.mark.parametrize(

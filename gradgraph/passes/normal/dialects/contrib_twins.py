@@ -129,7 +129,7 @@ def crop_and_resize(
     """
     if mode not in ("bilinear", "nearest"):
         raise refuse(node, f"has the mode '{mode}'")
-    count = op.cast(size, _INT64)
+    count = op.Reshape(op.cast(size, _INT64), [2])
     low_y, low_x, high_y, high_x = op.Split(boxes, axis=1, num_outputs=4, outputs=4)  # each [boxes, 1]
     ys, xs = (
         _points(op, low, high, op.Slice(count, [i], [i + 1], [0]), boxes.dtype)

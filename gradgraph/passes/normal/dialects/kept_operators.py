@@ -23,6 +23,7 @@ _ELEMENT_TYPES = {
     "float": ir.DataType.FLOAT,
     "bfloat16": ir.DataType.BFLOAT16,
     "float16": ir.DataType.FLOAT16,
+    "string": ir.DataType.STRING,
     **{f"{sign}int{bits}": ir.DataType[f"{sign}int{bits}".upper()] for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 
