@@ -130,7 +130,7 @@ def _write(editor: Editor, node: ir.Node, steps: int, lists: Sequence[_List]) ->
     nodes, op.nodes = op.nodes, outside
     inputs = [*(entering[k] for k in kept), number]
     graph = ir.Graph(inputs, results, nodes=nodes, initializers=initializers, name=body.name)
-    numbers = np.arange(steps).reshape((steps, *(number.shape or ())))  # a vector in PyTorch's legacy exports
+    numbers = np.arange(steps).reshape((steps, *map(int, number.shape or ())))  # a vector in PyTorch's legacy exports
     first = [op.wrap(node.inputs[2 + k]) for k in kept]
     made = all_of(op.Scan(*first, op.const(numbers), outputs=len(results), body=graph, num_scan_inputs=1))
     for new, result in zip(made, results, strict=True):

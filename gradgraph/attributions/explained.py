@@ -200,6 +200,7 @@ class Explainer:
     def _explaining(self) -> Predictor:
         texts = [name for name in self.predictor.names.texts if name in self.predictor.specs]  # not masks, not types
         made = explain(self.model, self.method, output=self.output, inputs=texts or None, **self.options)
+        assert isinstance(made, ir.Model)  # as self.model is
         return Predictor(made, device=self._device)
 
     def scores(self, inputs: Mapping[str, Array], targets: Array | None) -> Array:

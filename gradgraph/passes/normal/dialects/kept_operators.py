@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from gradgraph.graph.checks import has_bodies
-from gradgraph.graph.shapes import recorded_shape
+from gradgraph.graph.shapes import recorded_shape, shape_of_type
 
 _SMALL = 64  # largest number of elements of a constant that is stored in the model of one node
 _ELEMENT_TYPES = {
@@ -76,7 +76,7 @@ def _in_onnxruntime(model: onnx.ModelProto) -> dict[str, tuple[ir.DataType, list
     except Exception:  # onnxruntime's errors have no common base: no kernel, or inputs that it rejects
         return {}
     found = {}
-    known = {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
+    known = {d for i in model.graph.input for d in shape_of_type(i.type) or () if isinstance(d, str)}
     for output in session.get_outputs():
         dtype = _ELEMENT_TYPES.get(output.type.removeprefix("tensor(").removesuffix(")"))
         if dtype is not None:

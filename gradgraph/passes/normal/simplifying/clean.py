@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import nodes_of
-from gradgraph.passes.normal.simplifying.changes import Changes
+from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 from gradgraph.passes.normal.simplifying.cse import Keys, merge_equal, name_outputs
 from gradgraph.passes.normal.simplifying.group_norms import write_groups
 from gradgraph.passes.normal.simplifying.peepholes import simplify

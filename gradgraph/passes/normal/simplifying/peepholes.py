@@ -37,7 +37,7 @@ from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_const
 from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, read_once, source_of
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes
-from gradgraph.passes.normal.simplifying.changes import Changes
+from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}

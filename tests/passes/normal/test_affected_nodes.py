@@ -12,7 +12,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.frontend import Input, export, nn
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.passes.normal.simplifying.changes import Changes
+from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 from gradgraph.passes.normal.simplifying.clean import clean_up
 
 ROWS = (2, 3)
