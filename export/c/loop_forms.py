@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.nodes import input_at, is_standard, made_by, source_of
+from gradgraph.graph.shapes import all_sizes
 from gradgraph.passes.normal.edit import Editor, calls_of, emptied
 
 
@@ -130,7 +131,9 @@ def _write(editor: Editor, node: ir.Node, steps: int, lists: Sequence[_List]) ->
     nodes, op.nodes = op.nodes, outside
     inputs = [*(entering[k] for k in kept), number]
     graph = ir.Graph(inputs, results, nodes=nodes, initializers=initializers, name=body.name)
-    numbers = np.arange(steps).reshape((steps, *map(int, number.shape or ())))  # a vector in PyTorch's legacy exports
+    numbers = np.arange(steps).reshape(
+        (steps, *(all_sizes(number.shape) or ()))
+    )  # a vector in legacy exports of PyTorch
     first = [op.wrap(node.inputs[2 + k]) for k in kept]
     made = all_of(op.Scan(*first, op.const(numbers), outputs=len(results), body=graph, num_scan_inputs=1))
     for new, result in zip(made, results, strict=True):
