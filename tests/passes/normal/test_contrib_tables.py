@@ -58,6 +58,19 @@ def test_a_table_whose_scales_are_trained(kind, points, ids):
     assert wrong_gradients(model, found, given, ["s"]) == []
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns, block", [(48, 32), (40, 16), (16, 32)])
+def test_the_last_block_of_a_row_may_be_incomplete(columns, block, bits):
+    numbers = np.random.default_rng(0).integers(0, 2**bits, (ROWS, columns))
+    given = {"i": IDS["a matrix"], "s": real(ROWS, -(-columns // block), seed=1)}
+    attrs = {"block_size": block, "bits": bits, "quantize_axis": 1}
+    node = helper.make_node("GatherBlockQuantized", ["q", "i", "s"], ["y"], domain="com.microsoft", **attrs)
+    model = model_of([node], given, weights={"q": packed(numbers, bits)}, domains=MICROSOFT)
+    found = normal_form(model)
+    assert_same(run(model, given), run(found, given))
+    assert wrong_gradients(model, found, given, ["s"]) == []
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_frozen_table_keeps_its_operator(asked):
     """Its indices have no gradient. If its scales are asked for, only the gathered rows are dequantized."""

@@ -105,6 +105,16 @@ def test_inverse(shape):
     check(model, given, atol=1e-4) if x.size else check_values(model, given)
 
 
+@pytest.mark.parametrize("rows, columns", [(1e-6, 1.0), (1e6, 1e10), (1e-30, 1.0), ("several", "several")], ids=str)
+def test_the_determinants_of_an_inverse_neither_overflow_nor_vanish(rows, columns):
+    several = np.logspace(-8, 5, 8)
+    rows, columns = (several if n == "several" else n for n in (rows, columns))
+    x = ((0.3 * real(8, 8) + 2 * np.eye(8)) * np.reshape(rows, (-1, 1)) * columns).astype(np.float32)
+    model, given = fused("Inverse", {"x": x}, {})
+    expected = np.linalg.inv(x.astype(np.float64)).astype(np.float32)
+    assert_same([expected], run(normal_form(model), given), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_larger_matrices_keep_their_operator(dynamic):
     x = real(9, 9) + 3 * np.eye(9, dtype=np.float32)
@@ -161,6 +171,17 @@ def test_crop_and_resize(size, mode, value):
     }
     attrs = {"mode": mode, "extrapolation_value": value}
     check(*fused("CropAndResize", feeds, attrs), wrt=["x"], atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("image", [(16, 9), (1, 7), (1, 1)], ids=str)
+def test_boxes_that_end_at_the_border_of_the_image(image, mode):
+    """Their last points are inside, although the positions of points are rounded; a single pixel has no outside."""
+    low = np.random.default_rng(0).uniform(-0.2, 0.8, (50, 2)).astype(np.float32)
+    boxes = np.concatenate([low, np.ones_like(low)], 1)
+    boxes[::2] = boxes[::2, [2, 3, 0, 1]]
+    feeds = {"x": real(1, 1, *image) + 9, "r": boxes, "b": np.zeros(50, np.int32), "s": whole(11, 7, dtype=np.int32)}
+    check_values(*fused("CropAndResize", feeds, {"mode": mode}), atol=1e-3)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

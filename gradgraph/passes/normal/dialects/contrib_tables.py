@@ -37,7 +37,7 @@ def gather_block_quantized(
     rank = data.rank
     if gather_axis % rank or quantize_axis % rank != rank - 1:
         raise refuse(node, "has blocks along another axis than the last, or gathers along another than the first")
-    dtype, count = data.dtype, op.Squeeze(op.dim(data, 0), [0])
+    dtype, width, count = data.dtype, data.dim(-1), op.Squeeze(op.dim(data, 0), [0])
     signed = dtype == ir.DataType.INT4
     stored = [None if x is None else _as_bytes(op, node, x) for x in (data, zero_points)]
     bits = bits if dtype == ir.DataType.UINT8 else 4
@@ -47,9 +47,12 @@ def gather_block_quantized(
     packed, points = (None if x is None else op.Gather(x, rows) for x in stored)
     by_block = op.Gather(scales, rows)  # [..., blocks]
     blocks = scales.dim(-1)
-    if not isinstance(blocks, int) or packed is None:
+    if not (isinstance(blocks, int) and isinstance(width, int)) or packed is None:
         raise refuse(node, "has an unknown number of blocks")
+    columns = width * (8 // bits) if dtype == ir.DataType.UINT8 else width
+    missing = blocks * block_size - columns  # in the last block
     q = op.cast(_numbers(op, packed, bits, signed), scales.dtype)
+    q = op.Pad(q, [*[0] * (2 * q.rank - 1), missing]) if missing else q
     grouped = op.Reshape(q, [*[0] * (q.rank - 1), blocks, -1])
     if dtype == ir.DataType.UINT8 and points is None:
         grouped = grouped - 2.0 ** (bits - 1)
@@ -57,6 +60,7 @@ def gather_block_quantized(
         zeros = op.Slice(_numbers(op, points, bits, signed), [0], [blocks], [-1])
         grouped = grouped - op.Unsqueeze(op.cast(zeros, scales.dtype), [-1])
     y = op.Reshape(grouped * op.Unsqueeze(by_block, [-1]), [*[0] * (q.rank - 1), -1])
+    y = op.Slice(y, [0], [columns], [-1]) if missing else y
     return op.Where(op.Unsqueeze(inside, list(range(indices.rank, y.rank))), y, 0.0)
 
 

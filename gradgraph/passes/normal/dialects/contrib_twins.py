@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -131,32 +132,34 @@ def crop_and_resize(
         raise refuse(node, f"has the mode '{mode}'")
     count = op.Reshape(op.cast(size, _INT64), [2])
     low_y, low_x, high_y, high_x = op.Split(boxes, axis=1, num_outputs=4, outputs=4)  # each [boxes, 1]
+    sizes = [op.cast(op.dim(x, axis) - 1, boxes.dtype) for axis in (2, 3)]  # of the image, without the last pixel
     ys, xs = (
-        _points(op, low, high, op.Slice(count, [i], [i + 1], [0]), boxes.dtype)
-        for i, (low, high) in enumerate([(low_y, high_y), (low_x, high_x)])
-    )  # [boxes, points], from 0 to 1
+        _points(op, low, high, op.Slice(count, [i], [i + 1], [0]), last)
+        for i, (low, high, last) in enumerate([(low_y, high_y, sizes[0]), (low_x, high_x, sizes[1])])
+    )  # [boxes, points], in pixels
     shape = op.Concat(op.dim(boxes, 0), count, axis=0)
-    y, x_ = (op.Expand(op.Unsqueeze(p, [axis]), shape) for p, axis in ((ys, 2), (xs, 1)))
-    inside = (y >= 0.0) & (y <= 1.0) & (x_ >= 0.0) & (x_ <= 1.0)
+    points = [op.Expand(op.Unsqueeze(p, [axis]), shape) for p, axis in ((ys, 2), (xs, 1))]
+    within = [(p >= 0.0) & (p <= last) for p, last in zip(points, sizes, strict=True)]
     if mode == "nearest":  # halves are rounded up, unlike in GridSample
-        y, x_ = (_at_pixels(op, p, op.dim(x, axis)) for p, axis in ((y, 2), (x_, 3)))
-    grid = op.Concat(op.Unsqueeze(x_, [3]), op.Unsqueeze(y, [3]), axis=3) * 2.0 - 1.0
+        points = [op.Floor(p + 0.5) for p in points]
+    y, x_ = (op.Unsqueeze(p / op.Max(last, 1.0), [3]) for p, last in zip(points, sizes, strict=True))
+    grid = op.Concat(x_, y, axis=3) * 2.0 - 1.0
     kind = _MODES[mode]
     found = op.GridSample(op.Gather(x, batches), grid, mode=kind, align_corners=1, padding_mode="border")
-    return op.Where(op.Unsqueeze(inside, [1]), found, extrapolation_value)
+    return op.Where(op.Unsqueeze(within[0] & within[1], [1]), found, extrapolation_value)
 
 
-def _points(op: Builder, low: Var, high: Var, count: Var, dtype: ir.DataType) -> Var:
-    """Return ``count`` equidistant points from ``low`` to ``high`` [boxes, 1]; a single one is in the middle."""
-    steps = op.Unsqueeze(op.cast(op.Range(0, op.Squeeze(count, [0]), 1), dtype), [0])
-    gaps = op.cast(op.Max(count - 1, [1]), dtype)
-    return op.Where(op.Equal(count, 1), (low + high) * 0.5, low + steps * ((high - low) / gaps))
+def _points(op: Builder, low: Var, high: Var, count: Var, last: Var) -> Var:
+    """Return ``count`` equidistant points from ``low`` to ``high`` [boxes, 1], of which 1.0 is the pixel ``last``.
 
-
-def _at_pixels(op: Builder, position: Var, size: Var) -> Var:
-    """Return the nearest position of a pixel, of ``size`` ones from 0 to 1."""
-    last = op.cast(op.Max(size - 1, [1]), position.dtype)
-    return op.Floor(position * last + 0.5) / last
+    A single point is in the middle. The last of several is ``high`` without rounding, since one beyond the border would
+    be outside of the image.
+    """
+    number = op.Range(0, op.Squeeze(count, [0]), 1)
+    gaps = op.cast(op.Max(count - 1, [1]), low.dtype)
+    steps = op.Unsqueeze(op.cast(number, low.dtype), [0]) * ((high - low) * last / gaps)
+    several = op.Where(op.Equal(number, count - 1), high * last, low * last + steps)
+    return op.Where(op.Equal(count, 1), (low + high) * 0.5 * last, several)
 
 
 @fused("ConvTransposeWithDynamicPads")
@@ -184,16 +187,29 @@ _LARGEST = 8  # rows of a matrix that is inverted by determinants: their work is
 
 @fused("Inverse")
 def inverse(op: Builder, node: ir.Node, x: Var) -> Any:
-    """Return cofactorsᵀ / determinant; larger matrices, and those of unknown size, keep their operator."""
+    """Return cofactorsᵀ / determinant; larger matrices, and those of unknown size, keep their operator.
+
+    Rows and columns are first divided by powers of two, so that no determinant overflows.
+    """
     size = x.dim(-1)
     if not isinstance(size, int) or size > _LARGEST:
         return None
+    rows = _magnitude(op, x, -1)
+    columns = _magnitude(op, x / rows, -2)
+    scaled = x / rows / columns
     eye = np.eye(size)
     unit = op.const(eye[None, :, None].astype(x.dtype.numpy()))  # [1, column, 1, n]
-    replaced = op.Where(op.const(eye.astype(bool)[:, None, :, None]), unit, op.Unsqueeze(x, [-4, -3]))
+    replaced = op.Where(op.const(eye.astype(bool)[:, None, :, None]), unit, op.Unsqueeze(scaled, [-4, -3]))
     cofactors = op.Det(replaced)  # of x with row i replaced by the unit vector j
     perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-    return op.Transpose(cofactors, perm=perm) / op.Unsqueeze(op.Det(x), [-2, -1])
+    y = op.Transpose(cofactors, perm=perm) / op.Unsqueeze(op.Det(scaled), [-2, -1])
+    return y / op.Transpose(columns, perm=perm) / op.Transpose(rows, perm=perm)
+
+
+def _magnitude(op: Builder, x: Var, axis: int) -> Var:
+    """Return the power of two at or below the largest absolute value along ``axis``; it has no gradient."""
+    largest = op.ReduceMax(op.Abs(x), [axis], keepdims=1)
+    return op.Pow(op.const(2.0, x.dtype), op.Floor(op.Log(largest) / math.log(2)))
 
 
 # --- complex numbers -------------------------------------------------------------------------------------
