@@ -13,7 +13,7 @@ from benchmarks.results import Result
 from benchmarks.roster import NATIVE
 
 WIDTH, ROW, TOP, BOTTOM = 640, 36, 64, 34
-LEFT, UNIT = 150, 400  # pixels: width of the names, and length of PyTorch's bar
+LEFT, UNIT = 212, 370  # pixels: width of the names, and length of PyTorch's bar
 STYLE = """
 text { font: 20px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
 .small { font-size: 17px; fill: #59636e }
