@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.job import Job
+from benchmarks.job import CannotError, Job
 from benchmarks.peers.jax_networks import NETWORKS
 
 Tree = Any  # dicts of arrays
@@ -19,6 +19,8 @@ class Peer:
     versions = f"jax {jax.__version__}"
 
     def __init__(self, job: Job) -> None:
+        if job.workload not in NETWORKS:
+            raise CannotError("not written in JAX here (benchmarks/peers/jax_networks.py)")
         with np.load(job.path("weights.npz")) as arrays:
             params = {name: jnp.asarray(value) for name, value in arrays.items()}
         batch = job.batch()
