@@ -24,7 +24,7 @@ class Group:
 
     operations: list[Operation] = field(default_factory=list)
 
-    def replace(self, operations: list[Operation]) -> None:
+    def reset(self, operations: list[Operation]) -> None:
         self.operations = operations
         for name in ("domain", "made", "read"):
             self.__dict__.pop(name, None)
@@ -131,8 +131,8 @@ def put_into_makers(
                 and all(in_place(v) for v in operation.views if v.tensor in group.made)
                 and not _is_between(group_of, maker, group, alone, place)
             ):
-                own.replace([o for o in own.operations if o is not operation])
-                group.replace([*group.operations, operation])
+                own.reset([o for o in own.operations if o is not operation])
+                group.reset([*group.operations, operation])
                 group_of[operation] = group
                 break
 
@@ -158,7 +158,7 @@ def _merge(
         return
     if _is_between(group_of, maker, first, second, place) or _is_between(group_of, maker, second, first, place):
         return
-    first.replace(sorted([*first.operations, *second.operations], key=place.__getitem__))
+    first.reset(sorted([*first.operations, *second.operations], key=place.__getitem__))
     for operation in second.operations:
         group_of[operation] = first
 

@@ -109,10 +109,8 @@ class Recipe:
     )  # fmt: skip
     keep_features: bool = spelled(
         "Compute the layers below the first adapter once for each row, and train only the rest in each epoch; useful "
-        "if target selects the last layers only.",
+        "if only the last layers have adapters.",
         "training", "flag", default=False,
-        in_shell="Compute the layers below the first adapter once for each row, and train only the rest in each epoch; "
-        "useful if --target selects the last layers only.",
     )  # fmt: skip
     memory: str | None = spelled(
         "Memory limit of the process, such as 4GB: chooses batch size, recomputation, the rank unless given, and "

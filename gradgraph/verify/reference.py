@@ -107,7 +107,7 @@ class Oracle:
         known.update(zip(node.output, outputs, strict=False))
 
 
-MOST_REMEMBERED, LARGEST_REMEMBERED = 1 << 28, 1 << 22  # bytes of all remembered values, and of each
+MOST_REMEMBERED, LARGEST_REMEMBERED = 1 << 24, 1 << 20  # bytes of all remembered values, and of each
 
 
 class RepeatedOracle(Oracle):

@@ -25,7 +25,7 @@ TAKE_A_CHECKPOINT = {  # every command that reads a step folder and the weights 
 def test_these_are_all_commands_that_read_with_a_checkpoint() -> None:
     commands = {name: group.get_command(click.Context(group), name) for name in COMMANDS}
     having = {n for n, c in commands.items() if c and any("--checkpoint" in p.opts for p in c.params)}
-    assert having - {"train"} == {*TAKE_A_CHECKPOINT}
+    assert having - {"train", "explain"} == {*TAKE_A_CHECKPOINT}
 
 
 @pytest.mark.sweep(0.11)
@@ -45,6 +45,18 @@ def test_a_step_of_a_run_is_read_with_its_weights(name: str, cli: Cli) -> None:
     assert both.code == 2 and "give one" in both.err
 
 
+def test_explanations_are_of_a_run_with_its_weights(cli: Cli) -> None:
+    assert cli("train", "model.onnx", "--data", "train.npz", "--epochs", "1", "--run", str(RUN)).code == 0
+    step, checkpoint = str(RUN / "step"), ("--checkpoint", str(RUN / "run.ckpt"))
+    found = {}
+    for name, words in {"default": (), "named": checkpoint, "untrained": ("--untrained",)}.items():
+        ran = cli("explain", step, *DATA, *words, "--no-checks", "-o", name)
+        assert ran.code == 0 and (f"with the weights of {RUN / 'run.ckpt'}" in ran.err) == (name == "default")
+        found[name] = Path(name, "attributions.npz").read_bytes()
+    assert found["default"] == found["named"] != found["untrained"]
+
+
+@pytest.mark.sweep(0)
 def test_the_best_epoch_comes_first(cli: Cli) -> None:
     words = ("--validation", "held_out.npz", "--patience", "2", "--epochs", "2")
     assert cli("train", "model.onnx", "--data", "train.npz", *words, "--run", str(RUN)).code == 0

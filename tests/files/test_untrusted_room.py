@@ -26,6 +26,7 @@ ELSEWHERE = {
     ("backends/ort_native/flags.py", "read_bytes"): "sources of this package",
     ("export/pages.py", "read_text"): "parts of this package",
     ("export/c/c_text.py", "read_text"): "sources of this package",
+    ("cli/explain.py", "ZipFile"): "an archive that is written to memory",
     ("cli/choices.py", "read_text"): "names that this package has written beside it",
     ("export/ort_format.py", "read_bytes"): "what onnxruntime has just written to a folder of ours",
     ("export/ort_format.py", "read_text"): "what onnxruntime has just written to a folder of ours",

@@ -262,6 +262,7 @@ UNREACHED_FROM = {
     ("gradgraph.data.sources.sources", "Columns.__init__"): "an evaluation fills its last batch up",
     ("gradgraph.autodiff.samples", "check_independent"): "a jacobian is told something else",
     ("gradgraph.runtime.execution.session", "create_session"): "quantisation opens no session of CUDA",
+    ("gradgraph.building.distillation", "check_imitation"): "the loss of gg.iterate has no masks",
 }
 OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls
 

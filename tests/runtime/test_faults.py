@@ -241,6 +241,7 @@ WRITERS = {
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
     "cli/predictions.py": {"TemporaryDirectory", "open"},
     "cli/__init__.py": {"write"},  # stderr
+    "cli/explain.py": {"open"},  # parts of an archive in memory
 }
 """Who touches the disk, and how. All else is written by ``gradgraph.files.atomic``, whose every write fails above."""
 

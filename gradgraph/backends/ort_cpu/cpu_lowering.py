@@ -31,7 +31,7 @@ from gradgraph.backends.ort_cpu.stacked_products import stack_products
 from gradgraph.passes.rewrites import Rewrite
 
 HIDDEN = Rewrite(hide_integer_groups, "onnxruntime fuses standard operators only; no rewrite below sees these")
-SHOWN = Rewrite(show_integer_groups, "every rewrite has run")
+SHOWN = Rewrite(show_integer_groups, "onnxruntime fuses the groups again; all other rewrites have run")
 PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rewrites do not see their products")
 HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
 FEW_ROWS = Rewrite(stack_products, "products of few rows read their weight once; forms then see a single product")
