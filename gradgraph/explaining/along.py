@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import ABOVE_ZERO, FLAG, NUMBERS, one_of, whole
-from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.select import Names, float_outputs, select
+from gradgraph.autodiff.path import carries, is_tensor
+from gradgraph.autodiff.select import Names, content_of, float_outputs, select
 from gradgraph.backends import named
 from gradgraph.backends.capability import ALWAYS
-from gradgraph.errors import BuildError, DifferentiationError
+from gradgraph.errors import BuildError, DifferentiationError, shown
 from gradgraph.explaining.calls import Net
 from gradgraph.explaining.points import (
     RULES,
@@ -71,7 +71,7 @@ def along(
         n: the number of points.
         wrt: names and globs of the inputs, initializers and inner values that vary; by default all floating-point
             inputs.
-        outputs: names and globs of the floating-point outputs to reduce; all of them by default.
+        outputs: names and globs of the floating-point outputs to reduce; all tensors among them by default.
         baseline: the start of the line: a number, an array of the shape of the tensor or of one sample, a dict of them
             by name, or ``"input"``, for new inputs ``"<name>.baseline"``.
         rule: where the points are on the line, and their weights in the mean: ``"gausslegendre"``, ``"riemann_left"``,
@@ -135,7 +135,7 @@ def _append(
     allow_unused: bool = False,
     named_operators: bool = False,
 ) -> ir.Model:
-    targets = float_outputs(work.graph, outputs)
+    targets = _reduced_outputs(work.graph, outputs)
     net = Net(work, _moving(work.graph, wrt, targets), targets, chunk, named_operators)
     op, (given, seed) = net.op, place
     names = {x: x.name or "" for x in net.sites}
@@ -154,6 +154,17 @@ def _append(
     zeros = [zeros_of(op, net.graph, y) for y in net.results]
     found = reduced(net, points, evaluate, None if reduce == "stack" else weights, zeros, unroll)
     return net.finish([net.named(y, f"{like.name}.{reduce}") for y, like in zip(found, net.results, strict=True)])
+
+
+def _reduced_outputs(graph: ir.Graph, outputs: Names) -> list[ir.Value]:
+    found = float_outputs(graph, outputs)
+    tensors = [y for y in found if is_tensor(y)]
+    if not tensors or (outputs is not None and len(tensors) < len(found)):
+        other = next(y for y in found if not is_tensor(y))
+        raise DifferentiationError(
+            f"output '{shown(other.name)}' {content_of(other)}, but only tensors can be averaged; choose other outputs"
+        )
+    return tensors
 
 
 def _moving(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:

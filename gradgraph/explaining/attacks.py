@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from gradgraph.errors import BuildError
 from gradgraph.explaining.calls import Points, looped
@@ -92,14 +93,17 @@ def deepfool(s: Subject, n: int = 50, overshoot: float = 0.02, bounds: Any = Non
         lengths = op.Sqrt(op.ReduceSumSquare(slopes, axes, keepdims=0)) if len(axes) else op.Abs(slopes)
         lengths = op.Transpose(lengths, perm=[1, 0])
         is_own = op.Equal(op.const(np.arange(classes)), own)
-        far = op.Where(is_own, float(np.finfo(np.float32).max), op.Abs(margins) / (lengths + 1e-12))
+        most = 6e4 if here.dtype == ir.DataType.FLOAT16 else float(np.finfo(np.float32).max)
+        flat = op.Equal(lengths, 0.0)
+        divisors = op.Where(flat, 1.0, lengths)
+        far = op.Where(is_own | flat, most, op.Abs(margins) / divisors)
         nearest = op.ArgMin(far, axis=1)  # [batch, 1]
         index = op.Reshape(nearest, op.Concat(op.const([1]), rows, axis=0))
         slope = op.Squeeze(
             op.GatherElements(slopes, op.Expand(index, op.Concat(op.const([1]), op.shape(here), axis=0))), [0]
         )
         reach = op.GatherElements(far, nearest, axis=1) + 1e-4
-        unit = slope / op.Reshape(op.GatherElements(lengths, nearest, axis=1) + 1e-12, rows)
+        unit = slope / op.Reshape(op.GatherElements(divisors, nearest, axis=1), rows)
         same = op.Equal(op.ArgMax(scores, axis=1), own)
         step = op.Where(op.Reshape(same, rows), unit * op.Reshape(reach, rows), 0.0)
         return [op.like(states[0] + step, here)], []

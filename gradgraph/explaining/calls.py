@@ -53,7 +53,7 @@ class Net:
         self.op: Builder = builder_for(model, named_operators)
         self.op.scope = "call"
         self.sites, self.results, self.chunk = list(sites), list(results), chunk
-        self.batched = batch_of(model.graph, Path(model.graph, results, sites), "use chunk=1") if chunk > 1 else []
+        self.batched = rows_of(model.graph, results, sites, "use chunk=1") if chunk > 1 else []
         sizes = (as_dims(x.shape)[0] for x in self.batched if x.shape is not None)
         self._batch = next((d for d in sizes if isinstance(d, str)), "batch")
         self._nodes, changed = list[ir.Node](), set(self.sites) | set(self.batched)
@@ -104,8 +104,10 @@ class Net:
     def named(self, y: Var, name: str) -> ir.Value:
         """Return ``y`` as a separate value with the name ``name``, or the next free one.
 
-        The names of the results of the model are free.
+        The names of the results of the model are free. A result that is the same in all calls stays as it is.
         """
+        if y.value.name == name and y.value.producer() is not None:
+            return y.value
         if name in (own := [v.name for v in self.results if v.producer() in self._removed]):
             self.op.release(own[own.index(name)] or "")
         result = self.op.Identity(y, name=name).value
@@ -204,6 +206,15 @@ def batch_of(graph: ir.Graph, path: Path, remedy: str) -> list[ir.Value]:
     for y in path.targets:
         if check_independent(graph, batched, y, path, remedies) != 0:
             raise DifferentiationError(f"'{shown(y.name)}' does not have one row per sample", **remedies)
+    return batched
+
+
+def rows_of(graph: ir.Graph, results: Sequence[ir.Value], sites: Sequence[ir.Value], remedy: str) -> list[ir.Value]:
+    """Return the inputs with one sample per row, as ``batch_of``; the ``sites`` must have one row per sample, too."""
+    batched = batch_of(graph, Path(graph, results, sites), remedy)
+    for x in sites:
+        if x not in batched:
+            batch_of(graph, Path(graph, [x], batched), remedy)
     return batched
 
 

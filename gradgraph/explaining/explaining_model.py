@@ -47,9 +47,9 @@ def explain(
         target: the class to explain, for an output [batch, classes]: an index, ``"predicted"``, or None for a new input
             ``"target"`` [batch] of int64. For outputs with more axes, a tuple with an index for each axis after the
             first, or None to add up an axis. An output of one number for each sample has no target.
-        inputs: names and globs of the inputs to attribute to; by default all floating-point ones, and inputs of token
-            indices. Attributions of tokens are those of their embeddings, the rows of the table that a Gather reads;
-            add up the last axis for one number per token.
+        inputs: names and globs of the inputs to attribute to; by default all floating-point ones with a row for each
+            sample, and inputs of token indices. Attributions of tokens are those of their embeddings, the rows of the
+            table that a Gather reads; add up the last axis for one number per token.
         output: the output to explain, or an inner value such as the logits; by default the first that depends on an
             input.
         chunk: for methods that average over points, as for ``along``.
@@ -57,7 +57,8 @@ def explain(
         options: options of the method.
 
     Returns:
-        The same kind of model as ``model``, with the output ``output``, then ``"<input>.attribution"`` for each input.
+        The same kind of model as ``model``, with the output ``output``, then ``"<input>.attribution"`` for each input
+        (or the next free name, as for ``value_and_grad``).
         Methods along a line from a baseline also return ``"completeness.error"`` [batch]: the sum of the attributions
         minus the change of the score. Attacks return ``"<input>.adversarial"`` and ``"<output>.adversarial"``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,8 +35,21 @@ from gradgraph.transforms import Append, transform
 FLOAT = ir.DataType.FLOAT
 Update: TypeAlias = "str | Optimizer | Callable[[Tensor, Tensor], Tensor]"
 NORMS = ("linf", "l2")
-BOUNDS = Kind("a pair of a lowest and a highest value, each a number, an array or None", lambda b: b is None or
-              (isinstance(b, Sequence) and not isinstance(b, str) and len(b) == 2))  # fmt: skip
+
+
+def _is_box(bounds: Any) -> bool:
+    """Whether ``bounds`` are None or a pair; of numbers or arrays of one shape, none may be above its partner."""
+    if bounds is None or not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        return bounds is None
+    if any(b is None or isinstance(b, str | Mapping) for b in bounds):
+        return True
+    try:
+        return bool(np.all(np.asarray(bounds[0]) <= np.asarray(bounds[1])))
+    except (TypeError, ValueError):  # no numbers, or other shapes: reported where they are read
+        return True
+
+
+BOUNDS = Kind("a pair of a lowest and a highest value in this order, each a number, an array or None", _is_box)
 
 
 @transform(n=ABOVE_ZERO, maximize=FLAG, bounds=BOUNDS, norm=one_of(NORMS).or_none(), radius=number(0).or_none(),

@@ -69,6 +69,11 @@ class Method:
                 raise BuildError(f"the method {self.name} has no option '{shown(name)}'{known}")
             if name in _KINDS:
                 _KINDS[name].check(name, value)
+        for name in given:
+            if given.get("exact") and name in ("n", "seed"):
+                raise BuildError(f"exact Shapley values use all orders, so {name} has no effect; remove it")
+        if "random_start" in self.options and given.get("seed") and not given.get("random_start"):
+            raise BuildError("seed selects the random start; pass random_start=True, or remove seed")
         if chunk > 1 and not self.chunks:
             raise BuildError(f"the method {self.name} does not average over points, so chunk has no effect; remove it")
 
@@ -177,15 +182,20 @@ def deeplift(s: Subject, baseline: Baseline = 0.0) -> Results:
 _ACTIVATIONS = frozenset(("Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu",
                           "Selu", "Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"))  # fmt: skip
 _TINY = 1e-10  # inputs nearer to their reference than this get the gradient instead of a quotient, as in captum
+_TINY_HALF = 1e-4  # the same in float16, whose smallest number is 6e-8
 
 
 def _slopes(s: Subject, call: Call, other: Call, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
     x, y, dy = node.inputs[0], node.outputs[0], dys[0]
     assert x is not None and dy is not None
     din, dout = call[x] - other[x], call[y] - other[y]
-    near = s.op.Abs(din) < _TINY
+    near = _is_near(s, din)
     plain = _by_rule(s, _copy(call, node), dys)[0]
     return [s.op.Where(near, plain, dy * dout / s.op.Where(near, 1.0, din))]
+
+
+def _is_near(s: Subject, difference: Var) -> Var:
+    return s.op.Abs(difference) < (_TINY_HALF if difference.dtype == ir.DataType.FLOAT16 else _TINY)
 
 
 def _pool_slopes(s: Subject, call: Call, other: Call, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
@@ -195,7 +205,7 @@ def _pool_slopes(s: Subject, call: Call, other: Call, node: ir.Node, dys: Sequen
     here = _by_rule(s, _copy(call, node), [dy * (top - other[y])])[0]
     there = _by_rule(s, _copy(other, node), [dy * (call[y] - top)])[0]
     assert here is not None and there is not None
-    near = s.op.Abs(din) < _TINY
+    near = _is_near(s, din)
     return [s.op.Where(near, _by_rule(s, _copy(call, node), dys)[0], (here + there) / s.op.Where(near, 1.0, din))]
 
 

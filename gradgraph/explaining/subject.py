@@ -9,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import described, matching
-from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.autodiff.reverse import Override
 from gradgraph.autodiff.select import Names, find_path, select, target_of
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
 from gradgraph.explaining.calls import Call, Net, Points, repeated
 from gradgraph.explaining.points import Baseline, Places, baselines_of, reduced, zeros_of
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import is_elementwise
+from gradgraph.graph.shapes import as_dims, is_elementwise
 
 INT64 = ir.DataType.INT64
 Target = Any  # None, a class index, "predicted", or a tuple of indices
@@ -56,13 +56,16 @@ class Subject:
         named_operators: bool = False,
     ) -> None:
         y = target_of(work.graph, output)
-        if not carries(y):
-            raise BuildError(f"the output '{shown(y.name)}' is not floating-point; choose another with output=")
-        names = dict(_sites(work.graph, inputs, y))
+        if not carries(y) or not is_tensor(y):
+            raise BuildError(
+                f"the output '{shown(y.name)}' is not a floating-point tensor; choose another with output="
+            )
+        names = _with_rows(work.graph, dict(_sites(work.graph, inputs, y)), y, inputs is not None)
         path = find_path(work, [y], list(names), inputs is None) if smooth else Path(work.graph, [y], names)
         self.output, self.unroll = path.targets[0], unroll
         used = zip(path.wrt, names.values(), strict=True)
         self.names = {x: name for x, name in used if x in path.active or inputs is not None}
+        self._check_separate(work.graph)
         if not self.names:
             raise BuildError(f"the output '{shown(y.name)}' depends smoothly on no input; choose another with output=")
         self.net = Net(work, list(self.names), [self.output], chunk, named_operators)
@@ -70,6 +73,20 @@ class Subject:
         self.x = self.net.here()
         self.first = self.net.call(self.x)
         self._target = self._chosen(target)
+
+    def _check_separate(self, graph: ir.Graph) -> None:
+        """Raise an error if a site is computed from another: calls replace both, and neither is then explained."""
+        for x in self.names:
+            behind = {x}
+            for node in graph:
+                if any(v in behind for v in reads(node)):
+                    behind.update(node.outputs)
+            for y in self.names:
+                if y is not x and y in behind:
+                    raise BuildError(
+                        f"'{shown(y.name)}' is computed from '{shown(x.name)}', so their attributions would overlap; "
+                        "name one of them in inputs="
+                    )
 
     def _chosen(self, target: Target) -> Any:
         """Check ``target``, and return it as a vector of class indices or a tuple of indices; None for one number."""
@@ -143,8 +160,12 @@ class Subject:
         if self._target is None or y.rank != 2:
             return -self.score(call)
         node = self.output.producer()
-        is_probability = node is not None and node.op_type == "Softmax"
-        return -self.score(call, y=op.Log(y) if is_probability else op.LogSoftmax(y, axis=1))
+        if node is None or node.op_type != "Softmax":
+            return -self.score(call, y=op.LogSoftmax(y, axis=1))
+        logits = node.inputs[0]
+        if logits is None or node.attributes.get_int("axis", -1) not in (-1, 1):
+            return -self.score(call, y=op.Log(y))
+        return -self.score(call, y=op.LogSoftmax(call[logits], axis=1))  # the logarithm of a probability may be -inf
 
     def gradients(
         self,
@@ -242,6 +263,22 @@ def _sites(graph: ir.Graph, inputs: Names, y: ir.Value) -> Iterator[tuple[ir.Val
     if not found:
         raise BuildError("the model has no floating-point input, and no input of token indices; name values in inputs=")
     yield from found
+
+
+def _with_rows(graph: ir.Graph, sites: Mapping[ir.Value, str], y: ir.Value, must: bool) -> dict[ir.Value, str]:
+    """Return the ``sites`` with a row for each sample of ``y``, such as no temperature; with ``must``, all or none."""
+    batch = as_dims(y.shape)[0] if y.shape is not None and len(y.shape) else None
+    sizes = [as_dims(x.shape)[:1] for x in graph.inputs if x.shape is not None]
+    if not isinstance(batch, str) or (batch,) not in sizes:
+        return dict(sites)
+    shared = {x for x in sites if x.shape is not None and all(isinstance(d, int) for d in as_dims(x.shape)[:1])}
+    if shared and (must or len(shared) == len(sites)):
+        x = next(iter(shared))
+        raise BuildError(
+            f"'{shown(x.name)}' of shape {list(as_dims(x.shape or ()))} has no row for each sample of the output "
+            f"'{shown(y.name)}'; choose other inputs with inputs="
+        )
+    return {x: name for x, name in sites.items() if x not in shared}
 
 
 def _site(graph: ir.Graph, x: ir.Value, must: bool) -> list[tuple[ir.Value, str]]:

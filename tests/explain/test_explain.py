@@ -225,11 +225,48 @@ def test_attacks_find_other_classes(net: Any) -> None:
         ("pgd", {"norm": "l1"}, "norm is 'l1'; it should be one of linf, l2"),
         ("pgd", {"epsilon": 0.0}, "epsilon is 0.0"),
         ("pgd", {"bounds": 3}, "bounds is 3"),
+        ("pgd", {"bounds": (1, 0)}, "a lowest and a highest value in this order"),
+        ("pgd", {"seed": 3}, "seed selects the random start"),
+        ("shapley", {"exact": True, "n": 3}, "so n has no effect"),
+        ("gradient", {"inputs": ["x", "one/Gemm"]}, "'one/Gemm' is computed from 'x'"),
+        ("gradient", {"inputs": "one.weight"}, "'one.weight' of shape .* has no row for each sample"),
     ],
 )
 def test_errors_are_one_sentence(net: Any, method: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradgraphError, match=message):
         gg.explain(net, method, **{"target": 1, **options})
+
+
+def test_inputs_without_a_row_per_sample_are_constants() -> None:
+    model = export(lambda x, scale: x * scale, {"x": ("batch", 3), "scale": (3,)}, "y")
+    scale = np.array([1, 2, 3], np.float32)
+    found = run(gg.explain(model, target=1), {"x": X, "scale": scale})
+    assert list(found) == ["y", "x.attribution", "completeness.error"]
+    np.testing.assert_allclose(found["x.attribution"], X * scale * [0, 1, 0], rtol=1e-5)
+    with pytest.raises(GradgraphError, match="no row for each sample"):
+        gg.explain(model, target=1, inputs="scale")
+
+
+def test_outputs_that_no_input_of_wrt_changes_keep_their_names() -> None:
+    model = export(lambda x, z: {"y": (x * x).sum(1), "w": z * z}, {"x": ("batch", 3), "z": ("batch", 3)})
+    found = run(gg.explain(model, "occlusion", inputs="z", output="y"), {"x": X, "z": X})
+    assert list(found) == ["y", "z.attribution"] and not found["z.attribution"].any()
+
+
+@pytest.mark.parametrize("method", ["deeplift", "deepfool"])
+def test_float16_divides_by_no_zero(method: str) -> None:
+    weights = (np.array([[1, -2], [2, 1], [1, 1]], np.float16), np.array([[1, -1, 2], [2, 1, 1]], np.float16))
+    model = export(lambda x: F.relu(x @ weights[0]) @ weights[1], {"x": Input(("batch", 3), "float16")}, "y")
+    x = np.array([[0, 0, 0], [-1, -1, -1], [1, 0, 1]], np.float16)  # no Relu of the second sample is active
+    found = run(gg.explain(model, method, target=1), {"x": x})
+    assert all(np.isfinite(y).all() for y in found.values())
+
+
+def test_attacks_on_probabilities_that_are_0() -> None:
+    model = export(lambda x: F.softmax(x * 100.0, -1), {"x": ("batch", 3)}, "y")
+    x = np.array([[2, 0, -2]], np.float32)
+    found = run(gg.explain(model, "pgd", target=2, targeted=True, epsilon=0.5, n=5), {"x": x})
+    np.testing.assert_allclose(found["x.adversarial"], [[1.5, 0, -1.5]], atol=1e-6)
 
 
 def test_other_models_that_do_not_fit(net: Any, words: Any) -> None:

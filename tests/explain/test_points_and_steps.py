@@ -116,6 +116,10 @@ def test_noise_is_seeded_and_normal(net: Any) -> None:
         ({"baseline": 0.0, "weights": [1.0]}, "1 weight for 3 points"),
         ({"baseline": 0.0, "weights": [1.0] * 3, "reduce": "sum"}, "exclude each other"),
         ({"baseline": 0.0, "chunk": 2}, "does not have one row per sample"),
+        (
+            {"outputs": "y", "wrt": "one.weight", "noise": 0.1, "chunk": 2},
+            "'one.weight' does not have one row per sample",
+        ),
         ({"baseline": 0.0, "rule": "simpson"}, "rule"),
         ({"baseline": 0.0, "wrt": "q"}, "no input, initializer or inner value matches 'q'"),
     ],
@@ -159,6 +163,12 @@ def test_optimizers_are_those_of_training(net: Any) -> None:
         np.testing.assert_allclose(found["one.weight.result"], state["one.weight"], rtol=1e-4, atol=1e-6)
 
 
+def test_other_outputs_keep_their_names() -> None:
+    model = export(lambda x, z: {"s": (x * x).sum(), "w": z * z}, {"x": ("batch", 4), "z": ("batch", 4)})
+    found = run(gg.iterate(model, 2, wrt="x", output="s", update="sgd"), {"x": X, "z": X})
+    assert list(found) == ["s", "w", "x.result", "s.history"]
+
+
 def test_a_random_start_is_in_the_ball(net: Any) -> None:
     for norm, order in (("linf", np.inf), ("l2", 2)):
         start = gg.iterate(net, 1, wrt="x", output="s", norm=norm, radius=0.5, random_start=True, seed=2,
@@ -183,6 +193,7 @@ def test_a_random_start_is_in_the_ball(net: Any) -> None:
         ({"output": "y"}, "a gradient needs a scalar"),
         ({"bounds": (np.zeros(3), None)}, "the lower bound of 'x' has shape"),
         ({"bounds": 3}, "bounds is 3"),
+        ({"bounds": (np.zeros(4), [1, 1, 1, -1])}, "a lowest and a highest value in this order"),
         ({"norm": "l1", "radius": 1.0}, "norm is 'l1'"),
         ({"wrt": "one/Gemm"}, "no input or initializer matches"),
     ],
