@@ -214,7 +214,8 @@ class Explainer:
         """Return the outputs of the explaining model; with ``again``, for the present weights of the model."""
         predictor = self._explaining() if again or self._explains is None else self._explains
         extra = {} if self.target is None or targets is None else {self.target: targets}
-        return _run(predictor, {**inputs, **extra})
+        found = _run(predictor, {**inputs, **extra})
+        return found | {f"{name}{SUFFIX}": _all_tables(found, f"{name}{SUFFIX}") for name in self.inputs}
 
     def targets(self, outputs: Mapping[str, Array], asked: str | None) -> Array | None:
         """Return the class to explain for each sample: the one asked for, or the predicted one; None if there is none.
@@ -328,6 +329,14 @@ def _run(predictor: Predictor, arrays: Mapping[str, Array]) -> dict[str, Array]:
         whole, count = filled(batch, size if predictor.fixed_rows else 0)
         parts.append({name: np.asarray(a)[:count] for name, a in predictor(whole).items() if np.ndim(a)})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _all_tables(found: Mapping[str, Array], name: str) -> Array:
+    """Return the attributions called ``name``; side by side, if several tables embed the same tokens."""
+    parts = [found[name]]
+    while (another := f"{name}_{len(parts)}") in found and found[another].shape[:-1] == parts[0].shape[:-1]:
+        parts.append(found[another])
+    return np.concatenate(parts, axis=-1)
 
 
 def _picked(scores: Array, targets: Array | None) -> Array:

@@ -219,9 +219,10 @@ def weights_of(model: ir.Model) -> list[ir.Value]:
 
 def _similarity(values: Array, others: Array, present: Array) -> float:
     """Return the mean over samples of Spearman's rank correlation of the units that are present; NaN if undefined."""
-    found = [spearman(a[own], b[own]) for a, b, own in zip(values, others, present, strict=True)]
+    rows = [(a[own], b[own]) for a, b, own in zip(values, others, present, strict=True) if own.any()]
+    found = [spearman(a, b) for a, b in rows]
     known = [one for one in found if not np.isnan(one)]
-    constant = all(np.ptp(a[own]) == 0 for a, own in zip(values, present, strict=True))
+    constant = all(np.ptp(a) == 0 for a, _ in rows)
     return float("nan") if constant else float(np.mean(known)) if known else 0.0
 
 

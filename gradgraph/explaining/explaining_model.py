@@ -58,7 +58,7 @@ def explain(
 
     Returns:
         The same kind of model as ``model``, with the output ``output``, then ``"<input>.attribution"`` for each input
-        (or the next free name, as for ``value_and_grad``).
+        (or the next free name, as for ``value_and_grad``), and for each table that embeds tokens.
         Methods along a line from a baseline also return ``"completeness.error"`` [batch]: the sum of the attributions
         minus the change of the score. Attacks return ``"<input>.adversarial"`` and ``"<output>.adversarial"``.
 

@@ -171,12 +171,15 @@ class _Solver:
         """
         op, roots, extra = self.op, [], []
         for a, g, low, high in zip(x, slope, self._low, self._high, strict=True):
-            gap = op.ones_like(a)
-            gap = gap if low is None else op.Where((g > 0.0) & op.Not(op.IsInf(low)), a - low, gap)
-            gap = gap if high is None else op.Where((g < 0.0) & op.Not(op.IsInf(high)), high - a, gap)
-            bounded = op.Not(op.Equal(gap, 1.0))
+            gap, more = op.ones_like(a), op.zeros_like(a)
+            if low is not None:
+                falls = (g > 0.0) & op.Not(op.IsInf(low))
+                gap, more = op.Where(falls, a - low, gap), op.Where(falls, g, more)
+            if high is not None:
+                rises = (g < 0.0) & op.Not(op.IsInf(high))
+                gap, more = op.Where(rises, high - a, gap), op.Where(rises, -g, more)
             roots.append(op.like(op.Sqrt(gap), a))
-            extra.append(op.like(op.Where(bounded, op.Abs(g), 0.0), a))
+            extra.append(op.like(more, a))
         return roots, extra
 
     def solution(self, goal: Var) -> tuple[list[Var], Var]:

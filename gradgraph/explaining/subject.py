@@ -271,11 +271,12 @@ def _with_rows(graph: ir.Graph, sites: Mapping[ir.Value, str], y: ir.Value, must
     sizes = [as_dims(x.shape)[:1] for x in graph.inputs if x.shape is not None]
     if not isinstance(batch, str) or (batch,) not in sizes:
         return dict(sites)
-    shared = {x for x in sites if x.shape is not None and all(isinstance(d, int) for d in as_dims(x.shape)[:1])}
+    shapes = {x: as_dims(x.shape) for x in sites if x.shape is not None}
+    shared = [x for x, shape in shapes.items() if all(isinstance(d, int) for d in shape[:1])]
     if shared and (must or len(shared) == len(sites)):
-        x = next(iter(shared))
+        x = shared[0]
         raise BuildError(
-            f"'{shown(x.name)}' of shape {list(as_dims(x.shape or ()))} has no row for each sample of the output "
+            f"'{shown(x.name)}' of shape {list(shapes[x])} has no row for each sample of the output "
             f"'{shown(y.name)}'; choose other inputs with inputs="
         )
     return {x: name for x, name in sites.items() if x not in shared}

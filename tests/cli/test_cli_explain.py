@@ -264,6 +264,29 @@ def test_several_texts_per_sample_are_refused(cli: Cli) -> None:
     assert ran.code == 1 and "the input 'input_ids' has several texts per sample" in ran.err
 
 
+class TwoTables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Embedding(7, 2), nn.Embedding(7, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, ids: Any, attention_mask: Any) -> Any:
+        rows = self.wide(ids) * gg.frontend.functional.tanh(self.head(self.deep(ids)))
+        return (rows * attention_mask.float().unsqueeze(2)).sum(1)
+
+
+def test_tokens_of_two_tables_and_empty_texts(cli: Cli) -> None:
+    manual_seed(0)
+    like = Input(("N", 5), "int64")
+    onnx.save(export(TwoTables(), {"ids": like, "attention_mask": like}, "y"), "two.onnx")
+    mask = np.ones((3, 5), np.int64)
+    mask[0] = 0
+    np.savez("ids.npz", ids=np.arange(15).reshape(3, 5) % 7, attention_mask=mask)
+    document, _, arrays = documents(cli("explain", "two.onnx", "--data", "ids.npz", "--json"))
+    assert arrays["ids.attribution"].shape == (3, 5, 5) and document["checks"]["incompleteness"] < 1e-4
+    assert document["samples"][0]["attributions"]["ids"] == []
+
+
 def test_a_fixed_batch_size_is_padded(cli: Cli) -> None:
     model = onnx.load("model.onnx")
     for value in (*model.graph.input, *model.graph.output):

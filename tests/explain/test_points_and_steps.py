@@ -243,6 +243,12 @@ def test_solutions_beside_scipy(bounds: Any, per_sample: bool) -> None:
     assert (np.diff(history, axis=0) <= 0).all()
 
 
+def test_a_bound_at_distance_1_is_like_any_other() -> None:
+    solver = gg.solve(export(F.exp, {"x": (1,)}, "y"), 4, target=2.0, bounds=(None, 1.0))
+    one, near = (run(solver, {"x": np.array([x], np.float32)})["y.history"] for x in (0.0, 1e-4))
+    np.testing.assert_allclose(one, near, rtol=0.02, atol=1e-6)
+
+
 def test_gauss_newton_on_a_linear_problem_takes_one_step() -> None:
     a, b = RNG.normal(size=(6, 4)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
     linear = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g (float[4] x) => (float[6] y) {'
