@@ -72,7 +72,7 @@ double inverse_deviation(float var, float epsilon) { return 1.0 / std::sqrt(stat
 // The norm's output. The gradient computes the same bits, so that both apply the activation to equal numbers.
 template <class V>
 V normalized(const V& x, const V& center, const V& slope, const V& bias) {
-  return slope * (x - center) + bias;
+  return fused<V>(slope, x - center, bias);
 }
 
 // (dy, x, scale, mean, var[, bias]) -> (dx, dscale, db), or without the factor a: (u, a, dscale, db), where dx = a·u.
@@ -174,7 +174,7 @@ struct Gradient {
         const auto v = at.load(it.x, it.center);
         const auto d = it.cotangent(at, v);
         total += d;
-        along += d * (v - it.center);
+        along = fused<std::decay_t<decltype(v)>>(d, v - it.center, along);
       });
     });
   }
@@ -188,7 +188,7 @@ struct Gradient {
       const auto k = Place<B>::channels(all_k + c), s = Place<B>::channels(all_s + c);
       walk<B>(begin, begin + rows.maps.row_size(), [=](const auto& at) {
         const auto v = at.load(it.x);
-        const auto u = it.cotangent(at, v) - (k * (v - it.center) + s);
+        const auto u = it.cotangent(at, v) - fused<std::decay_t<decltype(v)>>(k, v - it.center, s);
         at.store(dx, kScaled ? it.slope * u : u);
       });
     });

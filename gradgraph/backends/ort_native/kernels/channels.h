@@ -31,6 +31,19 @@ void store(float* to, const typename Lanes<B>::type& lanes) {
   std::memcpy(to, &lanes, sizeof lanes);
 }
 
+// a·b + c, rounded once with FMA. Written as a sum, a compiler decides anew for each copy of a loop whether to fuse it, so
+// that loops with and without an activation differed in the last bit.
+template <class V>
+V fused(const V& a, const V& b, const V& c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#endif
+#if defined(__FMA__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+  return a * b + c;
+}
+
 // Consecutive pixels per vector in the plain layout: one register. GCC keeps wider vectors in memory (with AVX2, 16
 // lanes take 2 to 7 times as long as 8).
 #if defined(__AVX2__) && !defined(__AVX512F__)
