@@ -278,10 +278,9 @@ def explain_samples(
     outputs = _run(explainer.predictor, inputs)
     targets = explainer.targets(outputs, target)
     found = explainer.attributions(inputs, targets)
-    base = explainer.options.get("baseline")
-    base = float(base) if isinstance(base, int | float) else 0.0
-    names = explainer.predictor.names
-    units = {name: units_of(name, inputs[name], names, base, _blank(tokenizer)) for name in explainer.inputs}
+    names, baseline = explainer.predictor.names, explainer.options.get("baseline")
+    units = {name: units_of(name, inputs[name], names, _base(baseline, name, inputs[name]), _blank(tokenizer))
+             for name in explainer.inputs}  # fmt: skip
 
     def by_unit(outputs: Mapping[str, Array]) -> dict[str, Array]:
         return {name: each.sums(name, outputs[f"{name}{SUFFIX}"]) for name, each in units.items()}
@@ -329,6 +328,14 @@ def _run(predictor: Predictor, arrays: Mapping[str, Array]) -> dict[str, Array]:
         whole, count = filled(batch, size if predictor.fixed_rows else 0)
         parts.append({name: np.asarray(a)[:count] for name, a in predictor(whole).items() if np.ndim(a)})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _base(baseline: Any, name: str, x: Array) -> Array:
+    """Return the baseline of a sample of the input ``name``, in its shape; 0 by default and for tokens."""
+    given = baseline.get(name, 0.0) if isinstance(baseline, Mapping) else 0.0 if baseline is None else baseline
+    found = np.asarray(given, np.float64) if x.dtype.kind == "f" else np.zeros(())
+    found = found[0] if found.ndim == x.ndim and len(found) == 1 else found
+    return np.broadcast_to(found if found.ndim < x.ndim else 0.0, x.shape[1:])
 
 
 def _all_tables(found: Mapping[str, Array], name: str) -> Array:

@@ -74,17 +74,17 @@ class Units:
         return made
 
 
-def units_of(name: str, x: Array, names: DataNames, base: float = 0.0, blank: int = 0) -> Units:
+def units_of(name: str, x: Array, names: DataNames, base: float | Array = 0.0, blank: int = 0) -> Units:
     """Return the units of an input, by the record of the data if it has one, otherwise by shape.
 
     Args:
         name: the name of the input.
         x: its values, [samples, …].
         names: the record of the model's data.
-        base: the value of a deleted number.
+        base: the value of a deleted number, or an array of them in the shape of a sample.
         blank: the index of a deleted token.
     """
-    shape, zero, columns = x.shape[1:], np.full((), base), dict(_columns(name, names))
+    shape, zero, columns = x.shape[1:], np.asarray(base), dict(_columns(name, names))
     if name in names.texts or (x.dtype.kind in "iu" and len(shape) == 1 and not columns):
         return Units("tokens", np.arange(math.prod(shape)).reshape(shape), np.full((), blank))
     if name in names.sounds:
@@ -98,7 +98,8 @@ def units_of(name: str, x: Array, names: DataNames, base: float = 0.0, blank: in
         return Units("picture", np.broadcast_to(pixels[..., None] if last else pixels, shape), zero, size=size)
     if columns and len(shape) == 1 and sum(len(blanks) for blanks in columns.values()) == shape[0]:
         index = np.repeat(np.arange(len(columns)), [len(blanks) for blanks in columns.values()])
-        blanks = np.array([base if b is None else b for each in columns.values() for b in each])
+        given = [b for each in columns.values() for b in each]
+        blanks = np.array([own if b is None else b for own, b in zip(np.broadcast_to(zero, shape), given, strict=True)])
         return Units("columns", index, blanks, list(columns))
     places = [", ".join(map(str, place)) for place in np.ndindex(*shape)]
     return Units("columns" if len(shape) < 2 else "values", np.arange(len(places)).reshape(shape), zero,

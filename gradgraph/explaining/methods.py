@@ -21,7 +21,7 @@ from gradgraph.autodiff.reverse import Override
 from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.explaining.calls import Call, Points, looped, merged
 from gradgraph.explaining.iterate import BOUNDS, NORMS
-from gradgraph.explaining.points import RULES, Around, Baseline, Line, quadrature, reduced, zeros_of
+from gradgraph.explaining.points import RULES, Around, Baseline, Line, check_entries, quadrature, reduced, zeros_of
 from gradgraph.explaining.subject import Named, Subject
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import as_dims
@@ -420,6 +420,10 @@ class _Towards:
             )
         self._s, self.rows, self.difference = s, [np.arange(n)], dict[ir.Value, Var]()
         self._source = RandomSource(s.op.const(initial_state(seed)))
+        if isinstance(baselines, Mapping):
+            check_entries(
+                baselines, list(s.names.values()), "argument baselines", [x.name or "" for x in s.net.graph.inputs]
+            )
         self._rows = {x: _background(s, baselines, x, name) for x, name in s.names.items()}
 
     def at(self, rows: Sequence[Var], count: int) -> Points:
@@ -460,6 +464,8 @@ def _background(s: Subject, given: Any, x: ir.Value, name: str) -> Var:
         raise BuildError(
             f"the baselines of '{shown(name)}' have shape {list(array.shape)}; pass rows of shape {list(shape)}"
         )
+    if not len(array):
+        raise BuildError(f"the baselines of '{shown(name)}' have no rows; pass at least one")
     return s.op.const(array)
 
 

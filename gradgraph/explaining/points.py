@@ -160,11 +160,7 @@ def baselines_of(
         names: the name of each site in messages and for inputs.
     """
     if isinstance(given, Mapping):
-        unknown = [n for n in given if n not in names.values()]
-        missing = [n for n in names.values() if n not in given]
-        if unknown or missing:
-            what = f"names '{shown(unknown[0])}'" if unknown else f"has no entry for '{shown(missing[0])}'"
-            raise BuildError(f"the {word} {what}; pass one for each of {', '.join(map(shown, names.values()))}")
+        check_entries(given, list(names.values()), word)
     found = {}
     for x, name in names.items():
         value = value_of(net, given[name] if isinstance(given, Mapping) else given, x, name, word)
@@ -174,6 +170,15 @@ def baselines_of(
         )
         record_shape(found[x].value, None if x.shape is None else as_dims(x.shape))
     return found
+
+
+def check_entries(given: Mapping[str, Any], names: Sequence[str], word: str, others: Sequence[str] = ()) -> None:
+    """Raise an error unless ``given`` has an entry for each of ``names``, and none besides those of ``others``."""
+    unknown = [n for n in given if n not in names and n not in others]
+    missing = [n for n in names if n not in given]
+    if unknown or missing:
+        what = f"names '{shown(unknown[0])}'" if unknown else f"has no entry for '{shown(missing[0])}'"
+        raise BuildError(f"the {word} {what}; pass one for each of {', '.join(map(shown, names))}")
 
 
 def _number(value: Var) -> float | None:
@@ -188,7 +193,7 @@ def value_of(net: Net, given: Any, x: ir.Value, name: str, word: str) -> Var:
         net.graph.inputs.append(value)
         return op.wrap(value)
     try:
-        array = np.asarray(given, here.dtype.numpy())
+        array = np.asarray(given if given is not None else "", here.dtype.numpy())  # NumPy makes NaN of None
     except (TypeError, ValueError):
         raise BuildError(f"the {word} is {described(given)}; pass a number, an array or 'input'") from None
     shape = None if x.shape is None else as_dims(x.shape)

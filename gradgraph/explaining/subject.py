@@ -12,7 +12,7 @@ from gradgraph.arguments import described, matching
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.autodiff.reverse import Override
 from gradgraph.autodiff.select import Names, find_path, select, target_of
-from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
+from gradgraph.errors import BuildError, Remedies, UnknownNameError, listed, shown, suggestion
 from gradgraph.explaining.calls import Call, Net, Points, repeated
 from gradgraph.explaining.points import Baseline, Places, baselines_of, reduced, zeros_of
 from gradgraph.graph.builder import Builder, Var
@@ -21,6 +21,7 @@ from gradgraph.graph.shapes import as_dims, is_elementwise
 INT64 = ir.DataType.INT64
 Target = Any  # None, a class index, "predicted", or a tuple of indices
 Named = tuple[str, Var]
+_OTHER: Remedies = {"remedy": "choose another with output=", "shell": "choose another with --output"}
 
 
 class Subject:
@@ -57,9 +58,7 @@ class Subject:
     ) -> None:
         y = target_of(work.graph, output)
         if not carries(y) or not is_tensor(y):
-            raise BuildError(
-                f"the output '{shown(y.name)}' is not a floating-point tensor; choose another with output="
-            )
+            raise BuildError(f"the output '{shown(y.name)}' is not a floating-point tensor", **_OTHER)
         names = _with_rows(work.graph, dict(_sites(work.graph, inputs, y)), y, inputs is not None)
         path = find_path(work, [y], list(names), inputs is None) if smooth else Path(work.graph, [y], names)
         self.output, self.unroll = path.targets[0], unroll
@@ -67,7 +66,7 @@ class Subject:
         self.names = {x: name for x, name in used if x in path.active or inputs is not None}
         self._check_separate(work.graph)
         if not self.names:
-            raise BuildError(f"the output '{shown(y.name)}' depends smoothly on no input; choose another with output=")
+            raise BuildError(f"the output '{shown(y.name)}' depends smoothly on no input", **_OTHER)
         self.net = Net(work, list(self.names), [self.output], chunk, named_operators)
         self.op: Builder = self.net.op
         self.x = self.net.here()
@@ -95,9 +94,7 @@ class Subject:
         if shape is None:
             raise BuildError(f"the rank of the output '{name}' is unknown; choose another with output=")
         if not shape:
-            raise BuildError(
-                f"the output '{name}' is one number for all samples; choose one with a row for each by output="
-            )
+            raise BuildError(f"the output '{name}' is one number for all samples, without a row for each", **_OTHER)
         if len(shape) < 2 or (len(shape) == 2 and shape[1] == 1):
             if target is not None:
                 raise BuildError(

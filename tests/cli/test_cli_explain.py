@@ -264,6 +264,18 @@ def test_several_texts_per_sample_are_refused(cli: Cli) -> None:
     assert ran.code == 1 and "the input 'input_ids' has several texts per sample" in ran.err
 
 
+def test_elements_are_deleted_by_their_baseline(cli: Cli) -> None:
+    baseline = np.array([[1, 2, 3, 4]], np.float32)
+    call = ("explain", "model.onnx", *HELD_OUT, *QUICK, "--option", "baseline=[1, 2, 3, 4]", "--json")
+    checks = documents(cli(*call))[0]["checks"]
+    np.savez("base.npz", x=baseline)
+    scores = documents(cli("explain", "model.onnx", "--data", "base.npz", "--no-checks", "--json", "--force"))[0]
+    assert checks["deletion"]["by_attribution"][-1] == pytest.approx(checks["insertion"]["by_attribution"][0])
+    zero = documents(cli(*call[:-3], "--json", "--force"))[0]["checks"]
+    assert checks["deletion"]["by_attribution"][-1] != pytest.approx(zero["deletion"]["by_attribution"][-1])
+    assert checks["deletion"]["by_attribution"][-1] <= scores["samples"][0]["score"] + 1e-5
+
+
 class TwoTables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
