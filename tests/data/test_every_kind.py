@@ -142,14 +142,19 @@ def tar(folder: Path, labels: Labels) -> Path:
     return folder
 
 
+def tokenizer(folder: Path) -> Path:
+    pytest.importorskip("tokenizers")
+    return tiny_bert.tokenizer(folder / "tokenizer.json")
+
+
 def texts(folder: Path, labels: Labels) -> Any:
     table = {"text": [" ".join(["fox", "owl", "kind"][: 1 + i % 3]) for i in range(len(labels))], "target": [*labels]}
-    return gg.text.table(table, tiny_bert.tokenizer(folder / "tokenizer.json"))
+    return gg.text.table(table, tokenizer(folder))
 
 
 def words(folder: Path, labels: Labels) -> Any:
     (folder / "a.conll").write_text("\n".join(f"fox {label}\nowl {label}\n" for label in labels))
-    return gg.text.table(folder / "a.conll", tiny_bert.tokenizer(folder / "tokenizer.json"))
+    return gg.text.table(folder / "a.conll", tokenizer(folder))
 
 
 def coco(folder: Path, labels: Labels) -> Any:
