@@ -10,12 +10,17 @@ import onnx_ir as ir
 
 from gradgraph.errors import shown
 from gradgraph.export.c.c_reading import Reader, reads, result
-from gradgraph.export.c.program import Branch, Program, Repeat, Tensor, View
+from gradgraph.export.c.program import Branch, Program, Repeat, Shape, Tensor, View
 from gradgraph.graph.nodes import input_at
 
 
-def _read_body(r: Reader, body: ir.Graph, inputs: Sequence[Tensor]) -> tuple[Program, list[Tensor], list[Tensor]]:
-    """Return the program of a body, whose inputs are ``inputs``, its results, and the outer tensors that it reads."""
+def _read_body(
+    r: Reader, body: ir.Graph, inputs: Sequence[Tensor]
+) -> tuple[Program, list[Tensor], list[Shape], list[Tensor]]:
+    """Return the program of a body, whose inputs are ``inputs``, its results, their shapes, and the outer tensors read.
+
+    The tensor of a result may have the same elements in another shape, as that of a product with a vector.
+    """
     inside = r.inner()
     for value, tensor in zip(body.inputs, inputs, strict=True):
         inside.views[value] = tensor.whole()
@@ -25,7 +30,7 @@ def _read_body(r: Reader, body: ir.Graph, inputs: Sequence[Tensor]) -> tuple[Pro
     results = [result(inside, inside.view(v), taken) for v in body.outputs]
     read = dict.fromkeys(v.tensor for o in inside.program.operations for v in o.views if v.tensor in outside)
     inside.program.outputs = {f"{i}": t for i, t in enumerate(results)}
-    return inside.program, results, list(read)
+    return inside.program, results, [inside.view(v).shape for v in body.outputs], list(read)
 
 
 @reads("Scan")
@@ -39,12 +44,12 @@ def _scan(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     steps, scanned = whole[0].shape[0], [r.whole(v) for v in whole]
     backwards = [bool(d) for d in attrs.get("scan_input_directions") or [0] * count]
     own = [r.tensor(v, "local") for v in body.inputs]
-    program, results, captured = _read_body(r, body, own)
+    program, results, shapes, captured = _read_body(r, body, own)
     _check_states(r, first, own[:states], results[:states])
     made = [r.tensor(v) for v in node.outputs[:states]]
     made += [
-        Tensor((steps, *t.shape), t.dtype, v.name or "")
-        for v, t in zip(node.outputs[states:], results[states:], strict=True)
+        Tensor((steps, *shape), t.dtype, v.name or "")
+        for v, t, shape in zip(node.outputs[states:], results[states:], shapes[states:], strict=True)
     ]
     out_axes = attrs.get("scan_output_axes") or [0] * len(made[states:])
     for value, tensor, axis in zip(node.outputs, made, [0] * states + out_axes, strict=True):
@@ -91,9 +96,9 @@ def _loop(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     goes_on = r.map((), "bool", "{0}", [true if condition is None else r.of_shape(r.view(condition), ())])
     first = [goes_on, *(r.whole(r.view(v)) for v in states)]  # type: ignore[arg-type]
     counter, *own = (r.tensor(v, "local") for v in body.inputs)
-    program, results, captured = _read_body(r, body, [counter, *own])
+    program, results, shapes, captured = _read_body(r, body, [counter, *own])
     _check_states(r, first, own, results)
-    last = [Tensor(t.shape, t.dtype, t.name) for t in results]
+    last = [Tensor(shape, t.dtype, t.name) for t, shape in zip(results, shapes, strict=True)]
     for value, tensor in zip(node.outputs, last[1:], strict=True):
         r.views[value] = tensor.whole()
     steps = None if limit is None else r.whole(r.view(limit))
@@ -117,9 +122,9 @@ def _if(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     made = [r.tensor(v) for v in node.outputs]
     programs, captured = [], dict[Tensor, None]()
     for branch in branches:
-        program, results, read = _read_body(r, branch, [])
-        for out, found in zip(made, results, strict=True):
-            if found.shape != out.shape or found.dtype != out.dtype:
+        program, results, shapes, read = _read_body(r, branch, [])
+        for out, found, shape in zip(made, results, shapes, strict=True):
+            if shape != out.shape or found.dtype != out.dtype:
                 raise r.unsupported(f"'{out.name}' has different shapes in its branches")
         programs.append(program)
         captured.update(dict.fromkeys(read))

@@ -78,7 +78,7 @@ class _Writer:
         known: set[str] = set()
         for f in unit.functions:
             c = f.c_names
-            for name, tensor in [*f.inputs.items(), *((f"> {n}", t) for n, t in f.results.items())]:
+            for name, tensor in [*f.inputs.items(), *((f"> {n}", t) for n, t in f.declared.items())]:
                 macro = f"{self.upper}_{c[name].upper()}_SIZE"
                 if tensor.shape and macro not in known:
                     known.add(macro)
@@ -403,7 +403,7 @@ target_link_libraries(example {self.name})
         functions = {
             f.suffix: {
                 "inputs": [_described(n, t) for n, t in f.inputs.items()],
-                "results": [_described(n, t) for n, t in f.results.items()],
+                "results": [_described(n, t) for n, t in f.declared.items()],
             }
             for f in self.unit.functions
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -17,7 +17,7 @@ from gradgraph.export.c.c_names import identifiers
 from gradgraph.export.c.c_plan import Plan
 from gradgraph.export.c.c_reading import Reader, refusal, result
 from gradgraph.export.c.c_text import Text
-from gradgraph.export.c.program import Tensor
+from gradgraph.export.c.program import Shape, Tensor
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Function:
         about: the comment above its declaration.
         inputs: input arguments, by their names in the model.
         results: output arguments, by their names in the model.
+        shapes: the shapes of the results. The tensor of a result may have the same elements in another shape.
     """
 
     suffix: str
@@ -36,7 +37,13 @@ class Function:
     plan: Plan
     inputs: dict[str, Tensor]
     results: dict[str, Tensor]
+    shapes: dict[str, Shape] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def declared(self) -> dict[str, Tensor]:
+        """The results in their own shapes, for the header and the manifest; they have no address."""
+        return {n: replace(t, shape=self.shapes[n]) for n, t in self.results.items()}
 
     @property
     def c_names(self) -> dict[str, str]:
@@ -120,7 +127,8 @@ def function(
     old = {new: name for name, new in (nexts or {}).items()}
     pairs = {made[new]: state[name] for new, name in old.items() if new in made}
     plan = planned(reader.program, pairs, enough=arena)
-    return Function(suffix, about, plan, inputs, {n: t for n, t in made.items() if n not in old})
+    shapes = {value.name or "": reader.view(value).shape for value in work.graph.outputs}
+    return Function(suffix, about, plan, inputs, {n: t for n, t in made.items() if n not in old}, shapes)
 
 
 def _with_outputs(model: ir.Model, keep: Iterable[str] | None) -> ir.Model:

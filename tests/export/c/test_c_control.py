@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,24 @@ MODELS = {
                 t = Add(s, m) u = Sin(t) v = Mul(r, s)
             }> (x, w)
     }""",
+    "products with vectors as results of a scan": """g (float[4] x, float[4, 4] w, float[3, 4] rows)
+            => (float[4] y, float[4, 3] all, float[3, 4] sum) {
+        y, all, plain = Scan <num_scan_inputs = 1, scan_output_axes = [1, 0],
+            body = b (float[4] s, float[4] r) => (float[4] t, float[4] u, float[4] v) {
+                t = MatMul(w, s) u = MatMul(w, r) v = MatMul(r, w)
+            }> (x, rows)
+        sum = Add(plain, rows)
+    }""",
+    "products with vectors as results of a loop and of a branch": """g (float[4] x, float[4, 4] w, int64 n, bool c)
+            => (float[2, 4] y, float[2, 4] z) {
+        s = Loop <body = b (int64 i, bool c0, float[4] s0) => (bool d, float[4] t) {
+            d = Identity(c0) t = MatMul(w, s0)
+        }> (n, , x)
+        r = If (c) <then_branch = p () => (float[4] p0) { p0 = MatMul(w, x) },
+                    else_branch = q () => (float[4] q0) { q0 = MatMul(x, w) }>
+        rows = Constant <value_ints = [2, 4]> ()
+        e = Expand(s, rows) y = Neg(e) f = Expand(r, rows) z = Neg(f)
+    }""",
     "a sum of a product, and an input that is not read": """g
             (float[3, 4] x, float[4, 9] x_1, float[2] x_2, float[2] x_22) => (float y) {
         p = MatMul(x, x_1) q = ReduceSum <keepdims = 0> (p) r = ReduceSum <keepdims = 0> (x_22) y = Add(q, r)
@@ -147,6 +166,18 @@ def test_control_flow_computes_what_onnxruntime_does(name: str, tmp_path: Path) 
         assert program.call("run", *passed, *results.values()) == 0
         for output, value in expected.items():
             np.testing.assert_allclose(results[output], value, rtol=1e-5, atol=1e-6, err_msg=output)
+
+
+def test_the_manifest_has_the_shapes_of_the_model(tmp_path: Path) -> None:
+    """The tensors of these results have other shapes: those of a product of matrices, and of a sum."""
+    text = """g (float[4] x, float[4, 4] w) => (float[4] y, float[1] z, float[2, 2] r) {
+        y = MatMul(w, x) s = ReduceSum <keepdims = 0> (x) zero = Constant <value_ints = [0]> () z = Unsqueeze(s, zero)
+        square = Constant <value_ints = [2, 2]> () e = Exp(x) r = Reshape(e, square)
+    }"""
+    gg.export.c(onnx.parser.parse_model(HEAD + text), tmp_path / "c")
+    results = json.loads((tmp_path / "c" / "manifest.json").read_text())["functions"]["run"]["results"]
+    assert {r["name"]: r["shape"] for r in results} == {"y": [4], "z": [1], "r": [2, 2]}
+    assert "#define MODEL_Z_SIZE 1 /* [1] */" in (tmp_path / "c" / "model.h").read_text()
 
 
 TRAINED = {
