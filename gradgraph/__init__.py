@@ -51,8 +51,11 @@ if TYPE_CHECKING:
     from gradgraph.errors import GradgraphError
     from gradgraph.explaining.along import along
     from gradgraph.explaining.explaining_model import explain
+    from gradgraph.explaining.gradient_norm import gradient_norm
     from gradgraph.explaining.iterate import iterate
+    from gradgraph.explaining.laplace import laplace
     from gradgraph.explaining.solve import solve
+    from gradgraph.explaining.tracin import tracin
     from gradgraph.export.temperature import calibrate
     from gradgraph.parallel.data_parallel import DataParallel
     from gradgraph.passes.autocast import Precision
@@ -108,6 +111,7 @@ _HOMES = {
     "distill": "surgery.teachers",
     "explain": "explaining.explaining_model",
     "finetune": "chat.finetuning",
+    "gradient_norm": "explaining.gradient_norm",
     "hessian": "transforms",
     "hvp": "transforms",
     "iterate": "explaining.iterate",
@@ -115,6 +119,7 @@ _HOMES = {
     "image_table": "data.images.labelled_images",
     "jacobian": "transforms",
     "jvp": "transforms",
+    "laplace": "explaining.laplace",
     "lora": "surgery.adapters",
     "memory": "runtime.execution.memory",
     "new_head": "surgery.heads",
@@ -125,6 +130,7 @@ _HOMES = {
     "reduce": "reduction.reduced",
     "shards": "data.shards.shards",
     "solve": "explaining.solve",
+    "tracin": "explaining.tracin",
     "train": "runs.training",
     "value_and_grad": "transforms",
     "vjp": "transforms",
@@ -175,6 +181,7 @@ __all__ = [
     "extend",
     "finetune",
     "frontend",
+    "gradient_norm",
     "hessian",
     "hvp",
     "image_folder",
@@ -182,6 +189,7 @@ __all__ = [
     "iterate",
     "jacobian",
     "jvp",
+    "laplace",
     "lora",
     "losses",
     "memory",
@@ -200,6 +208,7 @@ __all__ = [
     "surgery",
     "tables",
     "text",
+    "tracin",
     "train",
     "value_and_grad",
     "vision",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -34,10 +34,12 @@ def append_per_sample(
     independent: bool = False,
     allow_unused: bool = False,
     named_operators: bool = False,
+    results: Callable[[Builder, Sequence[Var]], Mapping[str, Var]] | None = None,
 ) -> ir.Model:
     """Apply ``per_sample_gradients`` to a model in normal form, in place.
 
-    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded. ``results`` computes other outputs
+    of a sample from its gradients, by name.
     """
     graph = work.graph
     size = name_batch(work, inputs)
@@ -55,12 +57,17 @@ def append_per_sample(
     path = Path(graph, [target], sources)
     gradients = backward(op, path, {target: seed_of(op, target)})
     rows = [_row(op, gradients.get(x), x, allow_unused) for x in sources]
+    found = None if results is None else results(op, [op.wrap(x) for x in rows])
     op.finish(graph)
     graph.outputs.clear()
-    stacked = scanned(op, graph, {s: op.wrap(x) for x, s in slices.items()}, [target, *rows], size)
-    names = [f"{target.name}.per_sample", *(f"{x.name}.per_sample_grad" for x in chosen)]
-    stacked[0] = op.Reshape(stacked[0], [-1])
-    stacked[0].value.shape = ir.Shape([size])
+    places = {s: op.wrap(x) for x, s in slices.items()}
+    if found is not None:
+        names, stacked = list(found), scanned(op, graph, places, [y.value for y in found.values()], size)
+    else:
+        stacked = scanned(op, graph, places, [target, *rows], size)
+        names = [f"{target.name}.per_sample", *(f"{x.name}.per_sample_grad" for x in chosen)]
+        stacked[0] = op.Reshape(stacked[0], [-1])
+        stacked[0].value.shape = ir.Shape([size])
     for y, name in zip(stacked, names, strict=True):
         y.value.name = op.fresh(name)
     op.finish(graph)

@@ -58,7 +58,9 @@ class Subject:
     ) -> None:
         y = target_of(work.graph, output)
         if not carries(y) or not is_tensor(y):
-            raise BuildError(f"the output '{shown(y.name)}' is not a floating-point tensor", **_OTHER)
+            others = [v.name or "" for v in work.graph.outputs if carries(v) and is_tensor(v)]
+            such = f" (floating-point: {listed(others, 3)})" if others else ""
+            raise BuildError(f"the output '{shown(y.name)}' is not a floating-point tensor{such}", **_OTHER)
         names = _with_rows(work.graph, dict(_sites(work.graph, inputs, y)), y, inputs is not None)
         path = find_path(work, [y], list(names), inputs is None) if smooth else Path(work.graph, [y], names)
         self.output, self.unroll = path.targets[0], unroll
@@ -258,18 +260,26 @@ def _sites(graph: ir.Graph, inputs: Names, y: ir.Value) -> Iterator[tuple[ir.Val
         return
     found = [pair for x in given.values() for pair in _site(graph, x, must=False)]
     if not found:
-        raise BuildError("the model has no floating-point input, and no input of token indices; name values in inputs=")
+        raise BuildError(
+            "the model has no floating-point input, and no input of token indices that an embedding (Gather) reads; "
+            "name a floating-point inner value in inputs=, such as a one-hot encoding"
+        )
     yield from found
 
 
 def _with_rows(graph: ir.Graph, sites: Mapping[ir.Value, str], y: ir.Value, must: bool) -> dict[ir.Value, str]:
-    """Return the ``sites`` with a row for each sample of ``y``, such as no temperature; with ``must``, all or none."""
+    """Return the ``sites`` with a row for each sample of ``y``, such as no temperature; with ``must``, all or none.
+
+    The number of samples is the first size of ``y`` if an input has it, too, or a symbolic first size of a site.
+    """
     batch = as_dims(y.shape)[0] if y.shape is not None and len(y.shape) else None
     sizes = [as_dims(x.shape)[:1] for x in graph.inputs if x.shape is not None]
-    if not isinstance(batch, str) or (batch,) not in sizes:
-        return dict(sites)
     shapes = {x: as_dims(x.shape) for x in sites if x.shape is not None}
-    shared = [x for x, shape in shapes.items() if all(isinstance(d, int) for d in shape[:1])]
+    if batch is None or (batch,) not in sizes:
+        batch = next((shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)), None)
+    if batch is None:
+        return dict(sites)
+    shared = [x for x, shape in shapes.items() if all(isinstance(d, int) and d != batch for d in shape[:1])]
     if shared and (must or len(shared) == len(sites)):
         x = shared[0]
         raise BuildError(

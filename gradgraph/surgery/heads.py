@@ -86,7 +86,7 @@ def new_head(
     if write_pairs(work):
         learn_sizes(work)
     chosen_name = output or work.graph.outputs[0].name or ""
-    head = _find(value_named(work, chosen_name))
+    head = last_linear(value_named(work, chosen_name))
     new = _replace(work, head, classes, np.random.default_rng(seed))
     clear_away(work)
     for value, part in zip(new, ("weight", "bias"), strict=False):
@@ -115,7 +115,7 @@ def _check_classes(output: ir.Value, classes: int) -> None:
 
 
 @dataclass
-class _Head:
+class Head:
     """The last linear layer.
 
     Attributes:
@@ -128,7 +128,7 @@ class _Head:
     behind: list[ir.Node]
 
 
-def _find(output: ir.Value) -> _Head:
+def last_linear(output: ir.Value) -> Head:
     """Return the last linear layer before ``output``; nodes that do not mix classes may follow it."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
@@ -141,7 +141,7 @@ def _find(output: ir.Value) -> _Head:
             value = same
             continue
         if node.op_type in _LINEAR and node.domain in DOMAINS:
-            return _Head(_layer(node, output), added, behind)
+            return Head(_layer(node, output), added, behind)
         summand, other = _with_stored(node)
         source: ir.Value | None
         if summand is not None and added is None and _count(other) > 1 and node.op_type == "Add":
@@ -232,7 +232,7 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
     return layer
 
 
-def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
+def _replace(work: ir.Model, head: Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
     """Replace the old layer with a new one; return its weight, and its bias if there was one."""
     layer, node = head.layer, head.layer.node
     old, before = (head.sum or node).outputs[0], layer.shape[layer.axis]

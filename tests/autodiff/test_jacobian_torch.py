@@ -147,6 +147,23 @@ def test_hessian(network: Any) -> None:
             np.testing.assert_allclose(block, expected[i][k].numpy(), rtol=1e-9, atol=1e-10)
 
 
+def test_hessian_of_each_sample() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (double[n, 3] x, double[n, 2] z) => (double[n] e) {
+        a = MatMul(x, w) t = Tanh(a) m = Mul(t, z) s = Exp(m) axes = Constant<value_ints = [1]>()
+        e = ReduceSum<keepdims = 0>(s, axes) }""")
+    w = np.random.default_rng(0).normal(size=(3, 2))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    x, z = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    energy = lambda x, z: ((x @ torch.from_numpy(w)).tanh() * z).exp().sum()  # noqa: E731
+    expected = [torch.autograd.functional.hessian(energy, rows) for rows in zip(x, z, strict=True)]
+    found = run(gg.hessian(model, wrt=["x", "z"], per_sample=True), {"x": x.numpy(), "z": z.numpy()})
+    for i, a in enumerate("xz"):
+        for k, b in enumerate("xz"):
+            block = found[f"{a}.hessian" if a == b else f"{a}.{b}.hessian"]
+            np.testing.assert_allclose(block, [own[i][k].numpy() for own in expected], rtol=1e-9, atol=1e-12)
+
+
 def test_gradients_of_each_sample(network: Any) -> None:
     model, module, batch = network
     wrt = [*weights_of(model, module, most=1000), "x"]

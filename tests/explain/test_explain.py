@@ -288,6 +288,27 @@ def test_other_models_that_do_not_fit(net: Any, words: Any) -> None:
         gg.explain(flags, "gradient")
     with pytest.raises(GradgraphError, match="is not floating-point, and no embedding reads it"):
         gg.explain(flags, "gradient", inputs="i")
+    labels = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[n, 3] x) => (int64[n] label, float[n, 3] p) {
+        label = ArgMax<axis = 1, keepdims = 0>(x) p = Tanh(x) }""")
+    with pytest.raises(GradgraphError, match=r"'label' is not a floating-point tensor \(floating-point: 'p'\); choose"):
+        gg.explain(labels, "gradient")
+
+
+@pytest.mark.parametrize(("x", "h", "y"), [("n", 1, "n"), (2, 1, 2), (1, 2, 1), ("n", 1, "other")])
+def test_a_state_without_rows_of_samples(x: Any, h: int, y: Any) -> None:
+    """Its attributions would be added to those of samples."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[{x}, 4] x, float[{h}, 4] h) => (float[{y}, 1] y) {{
+        axes = Constant<value_ints = [1]>() rows = Constant<value_ints = [0]>()
+        m = ReduceMean(h, rows) t = Mul(x, m) y = ReduceSum(t, axes) }}""")
+    feeds = {"x": np.ones((x if isinstance(x, int) else 3, 4), np.float32), "h": np.full((h, 4), 2, np.float32)}
+    found = run(gg.explain(model, "integrated-gradients", n=2), feeds)
+    np.testing.assert_allclose(found["x.attribution"], np.full_like(feeds["x"], 2))
+    np.testing.assert_allclose(found["completeness.error"], np.zeros(len(feeds["x"])), atol=1e-6)
+    assert "h.attribution" not in found
+    with pytest.raises(GradgraphError, match="has no row for each sample of the output 'y'; choose other inputs"):
+        gg.explain(model, "integrated-gradients", inputs=["x", "h"])
 
 
 @pytest.mark.parametrize(

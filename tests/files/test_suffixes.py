@@ -61,6 +61,8 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
        for f in (gg.hessian, gg.hvp, gg.jacobian, gg.jvp, gg.value_and_grad, gg.vjp)},
     "gg.along(out)": (lambda path: gg.along(MODEL, 2, wrt="x", baseline=0.0, out=path), (".onnx",)),
     "gg.explain(out)": (lambda path: gg.explain(MODEL, "gradient", target=0, out=path), (".onnx",)),
+    "gg.gradient_norm(out)": (lambda path: gg.gradient_norm(MODEL, out=path), (".onnx",)),
+    "gg.laplace(out)": (lambda path: gg.laplace(MODEL, arrays(8), out=path), (".onnx",)),
     "gg.iterate(out)": (
         lambda path: gg.iterate(SCALAR, 2, wrt="x", update=gg.optim.sgd(0.1), per_sample=False, out=path), (".onnx",)),
     "gg.solve(out)": (lambda path: gg.solve(MODEL, 2, wrt="x", out=path), (".onnx",)),

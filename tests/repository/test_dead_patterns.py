@@ -70,6 +70,14 @@ def exported_file(**given: Any) -> Any:
         return gg.Trainer(gg.build(MODEL), device="cpu").export_file(Path(folder) / "model.onnx", **given)
 
 
+def influence(wrt: Any) -> Any:
+    trainer = gg.Trainer(gg.build(MODEL), device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save(Path(folder) / "a.ckpt")
+        return gg.tracin(trainer.definition, [Path(folder) / "a.ckpt"], arrays(4), arrays(4), wrt=wrt,
+                         learning_rates=[0.1])  # fmt: skip
+
+
 # by callable and argument: a call with names and globs, and one that matches
 TABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gg.build(train)": (lambda p: step_of(train=p), "first.*"),
@@ -92,8 +100,10 @@ TABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gg.per_sample_gradients(inputs)": (lambda p: gg.per_sample_gradients(PER_SAMPLE, wrt="w", inputs=p), "x"),
     "gg.along(wrt)": (lambda p: gg.along(MODEL, 2, wrt=p, baseline=0.0), "x"),
     "gg.along(outputs)": (lambda p: gg.along(MODEL, 2, outputs=p, baseline=0.0), "logits"),
+    "gg.gradient_norm(wrt)": (lambda p: gg.gradient_norm(MODEL, wrt=p), "first.*"),
     "gg.iterate(wrt)": (lambda p: gg.iterate(SCALAR, 2, wrt=p, update="adam"), "x"),
     "gg.solve(wrt)": (lambda p: gg.solve(MODEL, 2, wrt=p), "x"),
+    "gg.tracin(wrt)": (lambda p: influence(p), "first.*"),
     "gg.explain(inputs)": (lambda p: gg.explain(MODEL, "gradient", inputs=p), "x"),
     "gg.lora(target)": (lambda p: gg.lora(MODEL, p, rank=2), "*first*"),
     "gg.lora(target), biases": (lambda p: gg.lora(MODEL, p, kind="bitfit"), "*first*"),
