@@ -121,7 +121,8 @@ def test_a_padded_dataset_of_one_length() -> None:
     check_same_bits(pooled_step(), one, padded_rows(9), keep="auto")
 
 
-def test_left_padding(tmp_path: Path) -> None:
+def left_padded(folder: Path) -> tuple[gg.Step, Path]:
+    """Return a step whose features do not depend on positions, and a tokenizer that pads at the beginning."""
     pytest.importorskip("tokenizers")
     rng = np.random.default_rng(5)
     weights = {
@@ -136,9 +137,22 @@ def test_left_padding(tmp_path: Path) -> None:
         m = Mul(q, u)  y = ReduceSum <keepdims = 0> (m, axis)
     }""", **weights)  # fmt: skip
     step = gg.build(model, loss="cross_entropy", optimizer="sgd", train="w")
+    return step, tiny_bert.tokenizer(folder / "tokenizer.json", left=True)
+
+
+def test_left_padding(tmp_path: Path) -> None:
+    step, read = left_padded(tmp_path)
     texts, labels = tiny_bert.sentences(29)
-    frame = {"text": texts, "label": labels}
-    check_same_bits(step, gg.text.table(frame, tiny_bert.tokenizer(tmp_path / "tokenizer.json", left=True)))
+    check_same_bits(step, gg.text.table({"text": texts, "label": labels}, read))
+
+
+def test_left_padding_of_few_samples(tmp_path: Path) -> None:
+    """The side of the padding is that of the shortest sample, even if no sample of the spaced ones is padded."""
+    step, read = left_padded(tmp_path)
+    texts = ["the kind, calm, brave fox"] * 34
+    texts[2] = texts[3] = "the calm owl"
+    frame = {"text": texts, "label": ["good", "bad"] * 17}
+    check_same_bits(step, gg.text.table(frame, read), batch_size=2, shuffle=False)
 
 
 def test_samples_that_are_merged_with_choices() -> None:

@@ -19,7 +19,7 @@ from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.features.head import HeadSession
 from gradgraph.runtime.features.kept_columns import LastBatch, batch_of, checked_batches
 from gradgraph.runtime.features.kept_rows import Arrays, KeptRows, Writer, digest_of_data, part_of
-from gradgraph.runtime.features.kept_tokens import KeptTokens, Place, cut_to
+from gradgraph.runtime.features.kept_tokens import KeptTokens, Place, Widths, cut_to
 from gradgraph.runtime.features.static_values import Row
 from gradgraph.runtime.features.variants import OrderOfVariant, VariantColumns, Variants, batches_of_variant
 from gradgraph.step.manifest import package_version
@@ -95,18 +95,19 @@ class FrozenLayers:
         return store, VariantColumns(arrays, orders, head.data.checker, source.names, variants.count)
 
     def over_tokens(
-        self, source: Columns | Samples, folder: Path | None, longest: Sequence[int], places: Mapping[str, Place]
+        self, source: Columns | Samples, folder: Path | None, widths: Widths | None, places: Mapping[str, Place]
     ) -> tuple[KeptRows, KeptTokens]:
         """Return the storage and the source of values of samples that are padded to the longest of their batch.
 
         Args:
-            longest: indices of samples with which a batch is as wide as any batch of ``source`` can be.
+            widths: the sizes that differ between batches of ``source``; None if all batches have the same width.
             places: an input and its axis with each size that differs between batches, by name.
 
         Raises:
             DataError: if padding changes the values by more than rounding.
         """
         whole, count, size = self._head.whole, source.rows or 0, source.order.size
+        longest, shortest = ((), ()) if widths is None else (widths.longest, widths.shortest)
         parts = [np.arange(i, min(i + size, count)) for i in range(0, count, size)]
         found = (self._computed(batch_of(whole, source, np.array([*own, *longest], np.int64))) for own in parts)
         first = next(found)
@@ -117,20 +118,26 @@ class FrozenLayers:
             for own, values in zip(parts, itertools.chain([first], found), strict=True):
                 writer.append(values, len(own))
         arrays = writer.arrays
-        from_end = self._pads_at_beginning(source, arrays, kept, places)
+        from_end = self._pads_at_beginning(source, arrays, kept, places, shortest)
         return store, KeptTokens(source, arrays, kept, places, self._read, from_end)
 
     def _pads_at_beginning(
-        self, source: Columns | Samples, arrays: Arrays, kept: Mapping[str, Row], places: Mapping[str, Place]
+        self,
+        source: Columns | Samples,
+        arrays: Arrays,
+        kept: Mapping[str, Row],
+        places: Mapping[str, Place],
+        shortest: Sequence[int],
     ) -> bool:
-        """Whether samples are padded at their beginning.
+        """Whether samples are padded at their beginning: the ``shortest`` are padded, others may not be.
 
         Raises:
             DataError: if kept values of some samples differ from those of the samples alone by more than rounding.
         """
         rows, whole = source.rows or 0, self._head.whole
         ends, exact = {False, True}, True
-        for number in np.unique(np.linspace(0, rows - 1, min(PADDED, rows), dtype=np.int64)):
+        spaced = np.linspace(0, rows - 1, min(PADDED, rows), dtype=np.int64)
+        for number in np.unique([*spaced, *shortest]):
             batch = batch_of(whole, source, np.array([number]))
             sizes = {name: batch[place].shape[axis] for name, (place, axis) in places.items()}
             for name, alone in self._computed(batch).items():

@@ -130,7 +130,7 @@ def _computed(
         return layers.over_variants(source, folder, variants)
     if widths is not None:
         own = widths if trains else Widths.of(source, head.whole.manifest.batch)
-        return layers.over_tokens(source, folder, () if own is None else own.longest, widths.places)
+        return layers.over_tokens(source, folder, own, widths.places)
     store, arrays = layers.over(source, folder)
     exact = layers.last_batch(source, arrays, store.in_memory) if trains else None
     return store, KeptColumns(arrays, head.data.checker, OrderOf.samples(source), source.names, exact)

@@ -32,13 +32,15 @@ class Widths:
 
     Attributes:
         longest: the indices of samples with which a batch is as wide as any batch can be.
-        wide: the shapes of the inputs in such a batch.
+        shortest: the indices of samples with the smallest of these sizes.
+        wide: the shapes of the inputs in the widest batch.
         open: the shapes of the inputs in a narrower batch, and the names of the sizes that differ.
         places: an input and its axis with each of these sizes, by name.
         differing: the inputs and targets with such a size.
     """
 
     longest: tuple[int, ...]
+    shortest: tuple[int, ...]
     wide: Mapping[str, tuple[int, ...]]
     open: OpenSizes
     places: Mapping[str, Place]
@@ -79,9 +81,11 @@ class Widths:
             for choose in (max, min)
         )  # fmt: skip
         longest = dict.fromkeys(candidates[int(each.argmax())] for each in differing.values())
+        shortest = dict.fromkeys(candidates[int(each.argmin())] for each in differing.values())
         opened = OpenSizes(narrow, {pair: names[place] for pair, place in by_pair.items()})
         return cls(
             tuple(longest),
+            tuple(shortest),
             wide,
             opened,
             {names[place]: place for place in by_pair.values()},

@@ -12,6 +12,7 @@ from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 from gradgraph.passes.normal.simplifying.cse import Keys, merge_equal, name_outputs
 from gradgraph.passes.normal.simplifying.group_norms import write_groups
 from gradgraph.passes.normal.simplifying.peepholes import simplify
+from gradgraph.passes.normal.simplifying.quantized_pools import omit_dilations
 from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
 from gradgraph.passes.rewrites import Rewrite, run
 
@@ -23,6 +24,7 @@ BEFORE = (
 
 AFTER = (
     Rewrite(write_unsigned, "it inspects the nodes around a QuantizeLinear, which are final now"),
+    Rewrite(omit_dilations, "the nodes around a pool are final now, and no later rewrite sets defaults"),
     Rewrite(name_outputs, "no more nodes merge, so an Identity before an output only names it"),
 )
 _ROUNDS = 8  # two or three suffice; each is linear in the model
