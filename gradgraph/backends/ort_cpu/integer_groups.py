@@ -16,7 +16,8 @@ A group is kept if
    return floats;
 3. the integer kernel computes the same function: it reads no scale for a bias, but assumes that it is the product of
    the scales of data and weight (onnxruntime rounds a bias of floats accordingly); and a Gemm with a bias has no
-   factors. onnxruntime also fuses a Gemm whose bias has another scale, which is therefore added separately;
+   factors. onnxruntime also fuses a Gemm whose bias has another scale, which is therefore added separately. The
+   integer kernel of Softmax overflows for outputs of a small scale, so such a Softmax is written as Exp(LogSoftmax);
 4. its sums are exact on this processor (see ``gradgraph.graph.quantisers.SEVEN_BITS``).
 
 On x86, onnxruntime computes int8 data as uint8. Its optimizer does not convert data with several readers, such as the
@@ -40,6 +41,7 @@ from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
 from gradgraph.passes.normal.weights.saturating import find_saturating
 from gradgraph.rules.registry import attributes
 
+LEAST_SOFTMAX_SCALE = 1 / 300  # with 1/446, onnxruntime's QLinearSoftmax returns 0 for some of the largest numbers
 _DOMAIN = "gradgraph.integers"
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 _RETURN_FLOATS = ("Gemm", "MatMul")
@@ -56,6 +58,7 @@ def hide_integer_groups(model: ir.Model) -> None:
         write_unsigned(model, everywhere=True)
     groups = _Groups(model.graph)
     groups.separate_biases(Editor(model))
+    groups.split_small_softmaxes(Editor(model))
     for node in [n for middle in model.graph for n in groups.of(middle)]:
         node.domain = _DOMAIN
 
@@ -100,6 +103,15 @@ class _Groups:
                 beta, summand = options.pop("beta", 1.0), op.wrap(bias)
                 product = op.Gemm(op.wrap(x), op.wrap(w), **options)
                 editor.replace(node, product + (summand if beta == 1.0 else summand * beta))
+
+    def split_small_softmaxes(self, editor: Editor) -> None:
+        """Write each Softmax whose integer kernel may overflow as Exp(LogSoftmax), which onnxruntime does not fuse."""
+        op = editor.op
+        for node in [n for n in self._graph if is_standard(n, "Softmax") and self._is_quantised(n.outputs[0])]:
+            reader = next(iter(node.outputs[0].uses())).node
+            scale = _numbers(reader.inputs[1])
+            if self._is_of_bytes(node.inputs[0]) and (scale is None or (scale < LEAST_SOFTMAX_SCALE).any()):
+                editor.replace(node, op.Exp(op.LogSoftmax(op.wrap(inputs_of(node)[0]), **attributes(node))))
 
     def _is_of_bytes(self, value: ir.Value | None) -> bool:
         """Whether ``value`` is dequantised from 8 bits, by a constant scale and zero point."""

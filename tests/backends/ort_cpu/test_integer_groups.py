@@ -211,6 +211,25 @@ def test_a_bias_of_another_scale_is_added_as_it_is(beta: float) -> None:
     np.testing.assert_allclose(loss, (y**2).mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("scale", "found"), [(1 / 256, ["Softmax"]), (1 / 1000, [])])
+def test_a_softmax_of_small_outputs_stays_in_floats(scale: float, found: list[str], tmp_path: Path) -> None:
+    """The integer kernel would return 0 for the largest ones."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[2, 8] x) => (float[2, 8] out)
+        <float s = {{0.004}}, uint8 z = {{128}}, float t = {{{scale}}}, uint8 n = {{0}}>
+        {{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Softmax(d)
+           r = QuantizeLinear(y, t, n) p = DequantizeLinear(r, t, n) out = Mul(p, head) }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "head"))
+    step = gg.build(model, "mse", gg.optim.sgd(0.1), train="head")
+    x, target = RNG.normal(size=(2, 8)).astype(np.float32) * 0.2, np.zeros((2, 8), np.float32)
+    d = (np.clip(np.rint(x / np.float32(0.004)) + 128, 0, 255) - 128) * 0.004
+    y = np.clip(np.rint(np.exp(d) / np.exp(d).sum(1, keepdims=True) / scale), 0, 255) * scale
+    loss = gg.Trainer(step, device="cpu").step({"x": x, "target": target})["loss"]
+    np.testing.assert_allclose(loss, (y**2).mean(), rtol=0.02)
+    kinds = executed(for_machine(step.train, ORT_CPU, {}), tmp_path)
+    assert [name for name in kinds if "Softmax" in name] == ["QLinear" + name for name in found]
+
+
 @pytest.mark.parametrize("most", [64, 65])
 def test_weights_that_saturate_stay_in_floats(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "STORED", STORED.replace("7, 64, 9", f"7, {most}, 9"))

@@ -29,8 +29,10 @@ def test_a_quantised_model_with_average_pools_trains_and_is_exported() -> None:
     np.testing.assert_allclose(trainer.predict(x), run(trained, {"x": x})[trained.graph.output[0].name], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("dilation", "last", "kept"), [(1, "QuantizeLinear(p, s)", []), (2, "QuantizeLinear(p, s)", [2]),
-                                                        (1, "Identity(p)", [1])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dilation", "last", "kept"),
+    [(1, "QuantizeLinear(p, s)", []), (2, "QuantizeLinear(p, s)", [2]), (1, "Identity(p)", [1])],
+)
 def test_only_dilations_of_1_between_quantised_values_are_omitted(dilation: int, last: str, kept: list[int]) -> None:
     kind = "uint8" if "Quantize" in last else "float"
     model = ir.from_proto(

@@ -16,6 +16,6 @@ def omit_dilations(model: ir.Model) -> None:
     """Remove the dilations of AveragePools between DequantizeLinear and QuantizeLinear if they are all 1, in place."""
     for node in calls_of(model, "AveragePool"):
         is_quantised = any(reader.op_type == "QuantizeLinear" for reader in node.outputs[0].consumers())
-        if is_quantised and made_by(node.inputs[0], "DequantizeLinear") is not None:
-            if {*node.attributes.get_ints("dilations", [])} == {1}:
-                del node.attributes["dilations"]
+        is_quantised = is_quantised and made_by(node.inputs[0], "DequantizeLinear") is not None
+        if is_quantised and {*node.attributes.get_ints("dilations", [])} == {1}:
+            del node.attributes["dilations"]
