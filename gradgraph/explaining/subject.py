@@ -1,4 +1,4 @@
-"""What an explanation is about: the inputs to attribute to, and the score of a class for each sample."""
+"""The subject of an explanation: the inputs to attribute to, and the score of a class for each sample."""
 
 from __future__ import annotations
 

@@ -263,6 +263,7 @@ UNREACHED_FROM = {
     ("gradgraph.autodiff.samples", "check_independent"): "a jacobian is told something else",
     ("gradgraph.runtime.execution.session", "create_session"): "quantisation opens no session of CUDA",
     ("gradgraph.building.distillation", "check_imitation"): "the loss of gg.iterate has no masks",
+    ("gradgraph.autodiff.per_sample", "_row"): "gradient_norm reads weights that the loss depends on",
 }
 OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls
 

@@ -60,6 +60,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
     trainer.save(folder / "run.ckpt")
     return {
         "gg.finetune": (folder, [], folder / "tuned"),
+        "gg.explain": (mlp(), "gradient"),
         "gg.memory": (step,),
         "vision.detections": ("detr", []),
         "vision.read": ("annotations.json",),
