@@ -5,7 +5,7 @@
 import { decodeAdapterFile, encodeAdapterFile, isAdapterFile } from "./adapter-format.js";
 import { GradgraphError } from "./errors.js";
 import { metadataOf } from "./onnx-file.js";
-import { forLayers, forModules } from "./peft-names.js";
+import { forLayers, forModules, ownPieces } from "./peft-names.js";
 import { decodeTensors, encodeTensors } from "./safetensors.js";
 import { checkedValue, copyOf, plainBytes } from "./values.js";
 
@@ -64,14 +64,35 @@ export function peftFiles(adapters, values, family) {
 }
 
 function stored(adapters, values) {
-  const tensors = {};
-  const ranks = {};
+  const [tensors, ranks, named] = [{}, {}, []];
   for (const adapter of adapters) {
+    if (adapter.blocks?.length) {
+      for (const [module, factors] of ownPieces(adapter, factorsOf(adapter, values)))
+        named.push(withFactors(adapter, module, factors, tensors, ranks));
+      continue;
+    }
     const held = adapter.weights.map((name) => values[name]);
     storedNames(adapter).forEach((name, place) => (tensors[name] = turned(adapter, place, held)));
     if (isLowRank(adapter)) ranks[adapter.module] = held[0].dims[adapter.operator === "Conv" ? 0 : 1];
+    named.push(adapter);
   }
-  return [tensors, settings(adapters, ranks)];
+  return [tensors, settings(named, ranks)];
+}
+
+/** Return the factors of an adapter in PEFT's layout: {a, b, magnitude, scale}. */
+function factorsOf(adapter, values) {
+  const held = adapter.weights.map((name) => values[name]);
+  const [a, b, magnitude] = held.map((_, place) => turned(adapter, place, held));
+  return { a, b, magnitude, scale: adapter.scale };
+}
+
+/** Return a copy of `adapter` for a module with these factors, which are added to `tensors` and `ranks`. */
+function withFactors(adapter, module, { a, b, magnitude, scale }, tensors, ranks) {
+  const rank = (ranks[module] = a.dims[0]);
+  const one = { ...adapter, module, scale, rank, alpha: scale * KINDS[adapter.kind].spread(rank) };
+  const parts = [a, b, magnitude];
+  storedNames(one).forEach((name, place) => (tensors[name] = parts[place]));
+  return one;
 }
 
 const isLinear = (adapter) => isLowRank(adapter) && adapter.operator !== "Conv" && adapter.operator !== "Gather";
@@ -83,20 +104,11 @@ function ofFamily(adapters, values, family) {
       `'${other.module}' has an adapter of kind ${other.kind} on a ${other.operator}, whose name does not depend on ` +
         "the family; remove the family",
     );
-  const given = adapters.map((adapter) => {
-    const held = adapter.weights.map((name) => values[name]);
-    const [a, b, magnitude] = held.map((_, place) => turned(adapter, place, held));
-    return [adapter, { a, b, magnitude, scale: adapter.scale }];
-  });
-  const [first] = adapters;
+  const given = adapters.map((adapter) => [adapter, factorsOf(adapter, values)]);
   const [tensors, ranks] = [{}, {}];
-  const named = Object.entries(forModules(given, family)).map(([module, { a, b, magnitude, scale }]) => {
-    const rank = (ranks[module] = a.dims[0]);
-    const adapter = { ...first, module, scale, rank, alpha: scale * KINDS[first.kind].spread(rank) };
-    const parts = [a, b, magnitude];
-    storedNames(adapter).forEach((name, place) => (tensors[name] = parts[place]));
-    return adapter;
-  });
+  const named = Object.entries(forModules(given, family)).map(([module, factors]) =>
+    withFactors(adapters[0], module, factors, tensors, ranks),
+  );
   return [tensors, settings(named, ranks)];
 }
 
@@ -181,7 +193,8 @@ export function adapterFile(adapters, values) {
   for (const adapter of adapters)
     adapter.weights.forEach((name, place) => {
       const isScaled = isScaledIn(adapter, place);
-      tensors[plain(adapter, name)] = isScaled ? scaled(values[name], adapter.scale * adapter.weight) : values[name];
+      const factor = adapter.scale * adapter.weight;
+      tensors[plain(adapter, name)] = isScaled ? scaled(withShares(values[name], adapter), factor) : values[name];
     });
   return encodeAdapterFile(tensors);
 }
@@ -191,6 +204,14 @@ function plain(adapter, weight) {
   const suffix = `.${adapter.name}`;
   const own = adapter.name === "default" || adapter.kind === "bitfit";
   return own || !weight.endsWith(suffix) ? weight : weight.slice(0, -suffix.length);
+}
+
+/** Return the second factor (rank, outputs), each row multiplied by a function of the share of its piece. */
+function withShares(tensor, { blocks, shares = [] }, of = (share) => share) {
+  const each = shares.flatMap((share, i) => Array(blocks[i][1]).fill(Math.fround(of(share))));
+  if (!each.length) return tensor;
+  const width = tensor.dims[1];
+  return { ...tensor, data: tensor.data.map((value, i) => value * each[Math.floor(i / width)]) };
 }
 
 function scaled(tensor, factor) {
@@ -219,7 +240,8 @@ export function adapterFrom(adapters, specs, given) {
     wanted.map(([key, name, adapter, place]) => {
       const tensor = checkedValue({ ...specs[name], name: key }, tensors[key]);
       const isScaled = isScaledIn(adapter, place);
-      return [name, isScaled ? scaled(tensor, 1 / (adapter.scale * adapter.weight)) : tensor];
+      const factor = 1 / (adapter.scale * adapter.weight);
+      return [name, isScaled ? scaled(withShares(tensor, adapter, (share) => 1 / share), factor) : tensor];
     }),
   );
 }

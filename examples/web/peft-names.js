@@ -61,8 +61,9 @@ function stacked(tensors) {
 /**
  * Split the adapter of a packed layer into the adapters of its pieces, which have `sizes` outputs. `blocks` are the
  * outputs and the rank of each piece, if B is zero outside these blocks; a piece of rank 0 has no adapter (undefined).
+ * `shares` are the scales of the pieces, relative to that of the adapter.
  */
-function split({ a, b, magnitude, scale }, sizes, blocks = []) {
+function split({ a, b, magnitude, scale }, sizes, { blocks = [], shares = [] } = {}) {
   const apart = String(blocks.map(([size]) => size)) === String(sizes);
   let [row, rank] = [0, 0];
   return sizes.map((size, i) => {
@@ -73,9 +74,17 @@ function split({ a, b, magnitude, scale }, sizes, blocks = []) {
     const own = magnitude && { ...magnitude, dims: [size], data: magnitude.data.slice(from, row) };
     const part = rows(b, from, row);
     return apart
-      ? { a: rows(a, first, rank), b: columns(part, first, rank), magnitude: own, scale }
+      ? { a: rows(a, first, rank), b: columns(part, first, rank), magnitude: own, scale: scale * (shares[i] ?? 1) }
       : { a, b: part, magnitude: own, scale };
   });
+}
+
+/** Return the factors with one scale: the shares of the pieces are multiplied into B (outputs, rank). */
+function plain({ blocks, shares = [] }, factors) {
+  if (!shares.length) return factors;
+  const each = shares.flatMap((share, i) => Array(blocks[i][1]).fill(Math.fround(share)));
+  const width = factors.b.dims[1];
+  return { ...factors, b: { ...factors.b, data: factors.b.data.map((x, i) => x * each[i % width]) } };
 }
 
 /** Return whether B is zero outside diagonal blocks with these numbers of outputs and ranks. */
@@ -92,15 +101,20 @@ function isApart({ b }, blocks) {
   return true;
 }
 
-/** Join the adapters of the pieces of a packed layer; pieces that share an A of rank `rank` share it in the result. */
-function joined(pieces, sizes, rank) {
+/**
+ * Join the adapters of the pieces of a packed layer; pieces that share an A of rank `rank` share it in the result.
+ * `shares` are the scales of the pieces in the step, relative to that of its adapter.
+ */
+function joined(pieces, sizes, rank, shares = []) {
   const held = pieces.filter(Boolean);
-  const [{ a, scale }] = held;
+  const [{ a }] = held;
+  const share = (piece) => shares[pieces.indexOf(piece)] ?? 1;
+  const scale = held[0].scale / share(held[0]);
   if (held.some((p) => p.magnitude) && held.length < pieces.length)
     throw new Error("it has DoRA for only some pieces of a packed layer; load it with gradgraph in Python");
   const magnitude = held[0].magnitude && stacked(held.map((p) => p.magnitude));
   const isShared = ({ a: other }) => other.data.every((x, i) => x === a.data[i]) && other.data.length === a.data.length;
-  const scaledB = (piece) => piece.b.data.map((x) => x * Math.fround(piece.scale / scale));
+  const scaledB = (piece) => piece.b.data.map((x) => x * Math.fround(piece.scale / share(piece) / scale));
   if (held.length === pieces.length && a.dims[0] === rank && held.every(isShared))
     return { a, b: stacked(held.map((p) => ({ ...p.b, data: scaledB(p) }))), magnitude, scale };
   const ranks = pieces.map((p) => p?.a.dims[0] ?? 0);
@@ -129,6 +143,12 @@ function sizesOf({ module, pieces = [], blocks = [] }, outputs) {
   );
 }
 
+/** Return the adapters of the pieces that an adapter with blocks joins: a list of [module, factors]. */
+export function ownPieces(adapter, factors) {
+  const parts = split(factors, adapter.blocks.map(([size]) => size), adapter);
+  return piecesOf(adapter.module).map((piece, i) => [piece, parts[i]]).filter(([, part]) => part);
+}
+
 /** Return the adapters under the names of a family: module -> factors. `given` is a list of [adapter, factors]. */
 export function forModules(given, name) {
   const family = FAMILIES[name];
@@ -136,11 +156,11 @@ export function forModules(given, name) {
   const held = new Map(given.map(([{ module }, factors]) => [module, factors]));
   const found = {};
   for (const [adapter, factors] of given) {
-    const { module, blocks } = adapter;
+    const { module } = adapter;
     const isOurs = OF_A_BUILDER.test(module);
     const pack = isOurs ? packOf(module) : undefined;
     if (isOurs && piecesOf(module).length > 1 && !family.packed.includes(last(module))) {
-      const parts = split(factors, sizesOf(adapter, factors.b.dims[0]), blocks);
+      const parts = split(factors, sizesOf(adapter, factors.b.dims[0]), adapter);
       piecesOf(module).forEach((piece, i) => parts[i] && (found[asTheirs(piece, family)] = parts[i]));
     } else if (pack && family.packed.includes(last(pack))) {
       const parts = piecesOf(pack).map((piece) => held.get(piece));
@@ -148,7 +168,7 @@ export function forModules(given, name) {
       if (missing)
         throw new Error(`'${missing}' has no adapter, but the family packs it into '${pack}'; remove the family`);
       found[asTheirs(pack, family)] ??= joined(parts, parts.map((p) => p.b.dims[0]));
-    } else found[asTheirs(module, family)] = factors;
+    } else found[asTheirs(module, family)] = plain(adapter, factors);
   }
   return found;
 }
@@ -168,7 +188,7 @@ export function forLayers(given, adapters, ranks) {
     if (whole) found[adapter.module] = given[whole];
     else if (names.length > 1 && names.some(Boolean)) {
       const { rank, outputs } = ranks[adapter.module];
-      found[adapter.module] = joined(names.map((n) => given[n]), sizesOf(adapter, outputs), rank);
+      found[adapter.module] = joined(names.map((n) => given[n]), sizesOf(adapter, outputs), rank, adapter.shares);
       checkRanks(adapter, rank, found[adapter.module]);
     } else if (packed) {
       const all = piecesOf(pack).map((piece) => adapters.find(({ module }) => asOurs(module) === piece)?.module);
@@ -176,7 +196,7 @@ export function forLayers(given, adapters, ranks) {
         throw new Error(`'${packed}' is several layers in this model, and some of them have no adapter in this step`);
       const blocks = all.map((module) => [ranks[module].outputs, ranks[module].rank]);
       const sizes = blocks.map(([size]) => size);
-      const parts = split(given[packed], sizes, isApart(given[packed], blocks) ? blocks : []);
+      const parts = split(given[packed], sizes, { blocks: isApart(given[packed], blocks) ? blocks : [] });
       found[adapter.module] = parts[all.indexOf(adapter.module)];
     }
     [whole, packed, ...names].forEach((name) => name && used.add(name));

@@ -42,6 +42,7 @@ class Adapter:
         counted: for a prefix, whether text positions are counted from the end of the prefix, as in PEFT.
         blocks: for an adapter that joins the adapters of several layers, (outputs, rank) of each adapter: the second
             factor is zero outside these blocks, and remains zero in training.
+        shares: the scale of each of these adapters, relative to ``scale``; empty if they are equal.
         pieces: for a layer that packs several layers, such as q, k and v, the number of outputs of each, if recorded.
     """
 
@@ -60,6 +61,7 @@ class Adapter:
     side: str = "out"
     counted: bool = False
     blocks: tuple[tuple[int, int], ...] = ()
+    shares: tuple[float, ...] = ()
     pieces: tuple[int, ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
@@ -157,6 +159,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "bool": Fields.flag,
     "tuple[str, ...]": Fields.texts,
     "tuple[int, ...]": Fields.wholes,
+    "tuple[float, ...]": Fields.numbers,
     "tuple[tuple[str, str], ...]": Fields.pairs_of_texts,
     "tuple[tuple[int, int], ...]": Fields.pairs_of_wholes,
 }

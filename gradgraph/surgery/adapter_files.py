@@ -46,7 +46,18 @@ from gradgraph.surgery.operation import (
     value_named,
 )
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
-from gradgraph.surgery.peft_names import FAMILIES, Factors, Family, Renamed, as_ours, for_layers, for_modules
+from gradgraph.surgery.peft_names import (
+    FAMILIES,
+    Factors,
+    Family,
+    Renamed,
+    as_ours,
+    as_theirs,
+    for_layers,
+    for_modules,
+    pieces_of,
+    split,
+)
 from gradgraph.surgery.peft_settings import CONFIG, Settings, check_settings, fits, own_number, settings_of
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted, is_as_in_peft, joined
@@ -129,9 +140,7 @@ def save_adapter(
     elif family is not None:
         arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)
     else:
-        adapters = [replace(adapter, module=called.get(adapter.module, adapter.module)) for adapter in adapters]
-        arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
-        config = _config(adapters, {a.module: _rank_held(work, a) for a in adapters if _is_low_rank(a.kind)})
+        arrays, config = _in_one_folder([one for a in adapters for one in _stored_apart(work, a, called)])
     target = FilePath(os.fspath(folder))
     with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
@@ -164,6 +173,36 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
     groups = _groups([a.shape for a in arrays]) if adapter.operator == "Conv" else 1
     turned = [_turned(adapter, i, a, groups, arrays[0].ndim) for i, a in enumerate(arrays)]
     return dict(zip(stored_names(adapter), turned, strict=True))
+
+
+def _stored_apart(
+    work: ir.Model, adapter: Adapter, called: Mapping[str, str]
+) -> list[tuple[Adapter, dict[str, Array]]]:
+    """Return an adapter with its tensors in PEFT's layout, by the name in the folder.
+
+    An adapter that joins the adapters of a packed layer's pieces is split into these, under the names of the pieces,
+    unless ``called`` renames the layer.
+    """
+    own, tensors = replace(adapter, module=called.get(adapter.module, adapter.module)), _as_stored(work, adapter)
+    if not adapter.blocks:
+        return [(own, dict(zip(stored_names(own), tensors.values(), strict=True)))]
+    whole, apart = _factors_of(adapter, tensors), own.module == adapter.module
+    parts = split(whole, [size for size, _ in adapter.blocks]) if apart else [whole.plain]
+    names = pieces_of(adapter.module) if apart else [own.module]
+    return [_with_tensors(adapter, name, part) for name, part in zip(names, parts, strict=True) if part]
+
+
+def _factors_of(adapter: Adapter, tensors: Mapping[str, Array]) -> Factors:
+    whole = Factors(*_factors(list(tensors.values()), adapter.scale))
+    return replace(whole, blocks=adapter.blocks, shares=adapter.shares)
+
+
+def _with_tensors(adapter: Adapter, module: str, factors: Factors) -> tuple[Adapter, dict[str, Array]]:
+    """Return a copy of ``adapter`` for a module, with the rank and scale of ``factors``, and its tensors by name."""
+    rank = len(factors.a)
+    one = replace(adapter, module=module, scale=factors.scale, rank=rank, blocks=(), shares=(), pieces=(),
+                  alpha=factors.scale * KINDS[adapter.kind].spread(rank))  # fmt: skip
+    return one, dict(zip(stored_names(one), factors.tensors, strict=True))
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
@@ -207,7 +246,7 @@ def _of_family(
 
     ``called`` maps layers to other names in the folder.
     """
-    other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
+    other = next((a for a in adapters if not _is_low_rank(a.kind)), None)
     if other is not None:
         if KINDS[other.kind].peft is None:
             raise BuildError(
@@ -217,27 +256,28 @@ def _of_family(
         low_rank = ", ".join(filter(_is_low_rank, KINDS))
         raise BuildError(
             f"'{shown(other.module)}' has an adapter of kind {other.kind} on a {other.operator}, whose name does not "
-            f"depend on the family; a family requires {low_rank} on linear layers"
+            f"depend on the family; a family requires {low_rank}"
         )
     layers = {layer.name: layer for layer in linear_layers(work, "*")[0]}
-    given = {
-        a.module: replace(Factors(*_factors(list(_as_stored(work, a).values()), a.scale)), blocks=a.blocks)
-        for a in adapters
-    }
+    linear = [a for a in adapters if a.operator not in ("Conv", "Gather")]
+    given = {a.module: _factors_of(a, _as_stored(work, a)) for a in linear}
     found = for_modules({name: factors for name, factors in given.items() if name not in called}, family, layers)
     again = next((theirs for theirs in called.values() if theirs in found), None)
     if again is not None:
         raise ArgumentError(
             f"'{shown(again)}' is also the family's name of another layer with an adapter; use another name in names"
         )
-    found |= {theirs: given[name] for name, theirs in called.items()}
-    first, spread = replace(adapters[0], blocks=()), KINDS[adapters[0].kind].spread
-    named = [
-        replace(first, module=m, scale=f.scale, rank=len(f.a), alpha=f.scale * spread(len(f.a)))
-        for m, f in found.items()
-    ]
-    arrays = {n: a for one in named for n, a in zip(stored_names(one), found[one.module].tensors, strict=True)}
-    return arrays, _config(named, {a.module: a.rank for a in named})
+    found |= {theirs: given[name] for name, theirs in called.items() if name in given}
+    stored = [_with_tensors(linear[0], module, factors.plain) for module, factors in found.items()]
+    their_names = {a.module: as_theirs(a.module, family) for a in adapters} | called
+    stored += [one for a in adapters if a not in linear for one in _stored_apart(work, a, their_names)]
+    return _in_one_folder(stored)
+
+
+def _in_one_folder(stored: Sequence[tuple[Adapter, dict[str, Array]]]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the tensors of all adapters, and the content of ``adapter_config.json``."""
+    ranks = {one.module: len(next(iter(tensors.values()))) for one, tensors in stored if _is_low_rank(one.kind)}
+    return {n: a for _, tensors in stored for n, a in tensors.items()}, _config([one for one, _ in stored], ranks)
 
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
@@ -267,11 +307,6 @@ def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]
         "target_modules": modules,
         **common,
     }
-
-
-def _rank_held(work: ir.Model, adapter: Adapter) -> int:
-    """Return the rank of an adapter, read from the shape of its first tensor."""
-    return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -480,9 +515,12 @@ def _by_meaning(
     moved = {f"{_PREFIX}{m}.{part}": a for m, f in found.items() for part, a in zip(parts, f.tensors, strict=False)}
     ranks = {m: len(f.a) for m, f in found.items()}
     alphas = {m: f.scale * KINDS[kind].spread(len(f.a)) for m, f in found.items()}
-    blocks = {m: f.blocks for m, f in found.items()}
     settings = replace(
-        settings, ranks=ranks | dict(settings.ranks), alphas=alphas | dict(settings.alphas), blocks=blocks
+        settings,
+        ranks=ranks | dict(settings.ranks),
+        alphas=alphas | dict(settings.alphas),
+        blocks={m: f.blocks for m, f in found.items()},
+        shares={m: f.shares for m, f in found.items()},
     )
     return settings, others | moved
 
@@ -523,7 +561,7 @@ def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mappin
                 "the same adapter"
             )
     return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha, dropout=settings.dropout,
-                   blocks=settings.blocks.get(layer.name, ()))  # fmt: skip
+                   blocks=settings.blocks.get(layer.name, ()), shares=settings.shares.get(layer.name, ()))  # fmt: skip
 
 
 def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], folder: Path) -> None:

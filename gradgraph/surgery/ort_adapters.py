@@ -20,7 +20,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
-from gradgraph.surgery.adapter_kinds.low_rank import let_blocks_go
+from gradgraph.surgery.adapter_kinds.low_rank import let_blocks_go, mask_of
 from gradgraph.surgery.adapters import chosen_adapters, factor_of
 from gradgraph.surgery.operation import (
     Path,
@@ -101,7 +101,7 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
         for place, weight in enumerate(adapter.weights):
             array = array_named(work, weight)
             if KINDS[adapter.kind].factor is not None and place == 1:
-                array = (array * (adapter.scale * adapter.weight)).astype(array.dtype)
+                array = (array * mask_of(adapter) * (adapter.scale * adapter.weight)).astype(array.dtype)
             tensors[_plain(adapter, weight)] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
     file = ort.AdapterFormat()
     file.set_adapter_version(1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -63,6 +63,7 @@ class Factors:
 
     Attributes:
         blocks: for an adapter joined from pieces, the number of outputs and the rank of each; B is zero elsewhere.
+        shares: the scale of each piece, relative to ``scale``; empty if they are equal.
     """
 
     a: Array
@@ -70,6 +71,15 @@ class Factors:
     scale: float
     magnitude: Array | None = None
     blocks: tuple[tuple[int, int], ...] = ()
+    shares: tuple[float, ...] = ()
+
+    @property
+    def plain(self) -> Factors:
+        """The same adapter with one scale and without blocks: the shares are multiplied into B."""
+        if not self.shares:
+            return replace(self, blocks=())
+        each = np.repeat(self.shares, [rank for _, rank in self.blocks]).astype(self.b.dtype)
+        return replace(self, b=self.b * each, blocks=(), shares=())
 
     @property
     def tensors(self) -> list[Array]:
@@ -167,18 +177,20 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
     magnitudes = [piece.magnitude for piece in held if piece.magnitude is not None]
     if magnitudes and len(magnitudes) < len(pieces):
         raise ValueError("only some pieces have magnitudes")
-    scale = held[0].scale
+    scale = next((piece.scale for piece in held if piece.scale), 0.0)
     b = np.zeros((sum(sizes), sum(len(piece.a) for piece in held)), held[0].b.dtype)
     row = column = 0
     for piece, size in zip(pieces, sizes, strict=True):
         if piece is not None:
-            of_one = piece.b if piece.scale == scale else piece.b * np.asarray(piece.scale / scale, piece.b.dtype)
-            b[row : row + size, column : column + len(piece.a)] = of_one
+            b[row : row + size, column : column + len(piece.a)] = piece.b
             column += len(piece.a)
         row += size
     blocks = tuple((size, 0 if p is None else len(p.a)) for p, size in zip(pieces, sizes, strict=True))
     magnitude = np.concatenate(magnitudes) if magnitudes else None
-    return Factors(np.concatenate([p.a for p in held]), b, scale, magnitude, blocks)
+    shares = tuple(1.0 if p is None or not scale else p.scale / scale for p in pieces)
+    return Factors(
+        np.concatenate([p.a for p in held]), b, scale, magnitude, blocks, () if set(shares) == {1.0} else shares
+    )
 
 
 def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
@@ -187,10 +199,13 @@ def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
     A piece that had no adapter when the pieces were joined becomes None.
     """
     ends = list(accumulate(sizes))
-    parts = [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     if [size for size, _ in whole.blocks] != list(sizes):
-        return list(parts)
+        return [whole.plain.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     ranks = [rank for _, rank in whole.blocks]
+    scales = [whole.scale * share for share in whole.shares or [1.0] * len(ranks)]
+    parts = [
+        replace(whole.rows(end - size, end), scale=scale) for end, size, scale in zip(ends, sizes, scales, strict=True)
+    ]
     return [part.ranks(end - rank, end) if rank else None
             for part, end, rank in zip(parts, accumulate(ranks), ranks, strict=True)]  # fmt: skip
 

@@ -32,7 +32,7 @@ class Settings:
         ranks, alphas: exceptions from ``rank`` and ``alpha``, by pattern of layer names.
         inward: patterns of the IA3 layers whose input is multiplied.
         inputs_first: whether fully fine-tuned square matrices are stored as (inputs, outputs), as in GPT-2's Conv1D.
-        blocks: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
+        blocks, shares: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
     """
 
     all: Fields
@@ -47,6 +47,7 @@ class Settings:
     is_dora: bool
     is_rslora: bool
     blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    shares: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def settings_of(table: Fields) -> Settings:

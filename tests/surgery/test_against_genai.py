@@ -24,7 +24,7 @@ from gradgraph.chat.genai import GenaiDecoder
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import BuildError, ModelError
 from tests.surgery import language_families as families
-from tests.surgery.beside_torch import IDS, losses, of_torch, scores, with_adapter
+from tests.surgery.beside_torch import IDS, RATE, STEPS, losses, of_torch, scores, with_adapter
 from tests.surgery.family_tables import named
 
 genai = pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
@@ -126,7 +126,12 @@ def test_padding_on_the_left_changes_nothing(family: tuple[str, Any, Path]) -> N
     np.testing.assert_allclose(scores(adapted, padded, mask)[:, 4:], scores(adapted, IDS), atol=3e-6)
 
 
-KINDS = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+EXPRESSIONS = {"rank_pattern": {r"layers\.[1-9]\..*(q|v)_proj": 2, "^model.embed_tokens": 5, "lm_head": 3},
+               "alpha_pattern": {".*embed_tokens": 9, r"^model\.layers\.0\..*v_proj": 20}}  # fmt: skip
+KINDS = {
+    "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True},
+    "embeddings and heads": EXPRESSIONS | {"target_modules": ["embed_tokens", "lm_head", "q_proj", "v_proj", "o_proj"]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +139,7 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     """Trained beside PyTorch, loaded into the file; saved from there, loaded beside PyTorch."""
     peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
     name, network, file = family
-    if kind != "lora" and name not in ("llama", "phi3"):
+    if kind != "lora" and name not in ("llama", "llama 3", "phi3"):
         pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
     theirs = with_adapter(network, tmp_path / "theirs", **KINDS[kind])
     wanted = of_torch(theirs, IDS)
@@ -145,6 +150,40 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     surgery.save_adapter(model, tmp_path / "ours", family=families.PEFT_FAMILY.get(name, "llama"))
     read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path / "ours").eval()
     np.testing.assert_allclose(of_torch(read, IDS), wanted, atol=3e-6)
+
+
+def test_distillation_has_the_losses_of_torch(tmp_path: Path) -> None:
+    """Of an adapter, from a network of another family: labels and scores of some tokens do not count."""
+    pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
+    files, networks = {}, {}
+    for name in ("llama", "qwen3"):
+        networks[name] = families.write_network(name, tmp_path / name)
+        files[name] = families.build(tmp_path / name, tmp_path / f"{name}-out", "fp32", "cpu")
+    theirs = with_adapter(networks["llama"], tmp_path / "adapter")
+    student, teacher = surgery.load_adapter(files["llama"], tmp_path / "adapter"), networks["qwen3"]
+    temperature, share, data = 3.0, 0.7, surgery.next_tokens(IDS)
+    data["target"][:, :6] = -100
+    taught = surgery.distill(
+        surgery.language_model(student), surgery.language_model(files["qwen3"]), temperature, alpha=share
+    )
+    step = gg.build(taught, gg.losses.cross_entropy(axis=-1), gg.optim.adamw(RATE, weight_decay=0.0))
+    trainer = gg.Trainer(step, device="cpu")
+    optimizer = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], RATE, weight_decay=0.0)
+    ids, target = torch.tensor(data["input_ids"]), torch.tensor(data["target"])
+    found, wanted = [], []
+    for _ in range(STEPS):
+        mine, its = (network(ids).logits[target != -100] for network in (theirs, teacher))
+        odds = [torch.log_softmax(scores / temperature, -1) for scores in (mine, its)]
+        apart = torch.nn.functional.kl_div(odds[0], odds[1], log_target=True, reduction="batchmean")
+        of_labels = torch.nn.functional.cross_entropy(mine, target[target != -100])
+        loss = (1 - share) * of_labels + share * temperature**2 * apart
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        wanted.append(float(loss.detach()))
+        found.append(float(trainer.step(data)["loss"]))
+    assert wanted[-1] < wanted[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_packed_rows_have_the_losses_of_rows_alone(family: tuple[str, Any, Path]) -> None:

@@ -42,8 +42,8 @@ def started(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     folder = tmp_path_factory.mktemp("trl")
     network = families.write_network(request.param, folder / "hf")
     torch.manual_seed(1)
-    layers = ["o_proj", "gate_proj", "up_proj", "down_proj"]  # the builder packs the others, which have more to train
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=layers)
+    layers = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]  # the builder packs q, k and v
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=layers, alpha_pattern={"v_proj": 20})
     with_adapters = peft.get_peft_model(network, config)
     with_adapters.save_pretrained(folder / "adapter")
     return folder / "hf", folder / "adapter", families.build(folder / "hf", folder / "out", "fp32", "cpu")

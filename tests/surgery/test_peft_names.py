@@ -166,10 +166,15 @@ def test_a_packed_layer_trains_as_its_pieces_do(kind: str, tmp_path: Path) -> No
             np.testing.assert_allclose(array, folders[0][name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
-def test_ten_steps_on_a_packed_layer_are_those_of_torch(tmp_path: Path) -> None:
-    """PEFT's formula written in PyTorch: three layers with adapters of their own, whose file has one packed layer."""
+@pytest.mark.parametrize("settings", ["lora", "ranks and alphas of their own"])
+def test_ten_steps_on_a_packed_layer_are_those_of_torch(settings: str, tmp_path: Path) -> None:
+    """PEFT's formula written in PyTorch: three layers with adapters of their own, whose file has one packed layer.
+
+    The same for the folder that is saved under the model's own names.
+    """
     torch = pytest.importorskip("torch", reason="in no extra; the test above holds the same against layers apart")
-    write_folder(tmp_path, WRITTEN["queries and values alone"], {})
+    own = SETTINGS[settings]
+    write_folder(tmp_path, WRITTEN["queries and values alone"], own)
     stored = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
     weights = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in stored.items()}
     target = np.random.default_rng(3).normal(size=(len(X), sum(SIZES.values()))).astype(np.float32)
@@ -178,22 +183,32 @@ def test_ten_steps_on_a_packed_layer_are_those_of_torch(tmp_path: Path) -> None:
         parts = []
         for piece, base in BASE.items():
             part = torch.tensor(X) @ torch.tensor(base).T
-            own = [w for name, w in weights.items() if f".{piece}." in name]
-            parts.append(part + 3 / 2 * torch.tensor(X) @ own[0].T @ own[1].T if own else part)
+            pair = [w for name, w in weights.items() if f".{piece}." in name]
+            scale = own.get("alpha_pattern", {}).get(piece, 3) / own.get("rank_pattern", {}).get(piece, 2)
+            parts.append(part + scale * torch.tensor(X) @ pair[0].T @ pair[1].T if pair else part)
         loss = torch.nn.functional.mse_loss(torch.cat(parts, 1), torch.tensor(target))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         theirs.append(float(loss.detach()))
-    adapted = surgery.load_adapter(network("qkv_proj", "gate_up_proj"), tmp_path)
-    trainer = gg.Trainer(gg.build(adapted, "mse", gg.optim.adamw(3e-2, weight_decay=0.1)), device="cpu")
-    ours = [float(trainer.step({"x": X, "target": target})["loss"]) for _ in range(10)]
     assert theirs[-1] < 0.95 * theirs[0]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    first = surgery.load_adapter(network("qkv_proj", "gate_up_proj"), tmp_path)
+    surgery.save_adapter(first, tmp_path / "own")
+    names = safetensors.numpy.load_file(tmp_path / "own" / "adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in names} == {"q_proj", "v_proj"}
+    for adapted in (first, surgery.load_adapter(network("qkv_proj", "gate_up_proj"), tmp_path / "own")):
+        trainer = gg.Trainer(gg.build(adapted, "mse", gg.optim.adamw(3e-2, weight_decay=0.1)), device="cpu")
+        ours = [float(trainer.step({"x": X, "target": target})["loss"]) for _ in range(10)]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    for name in ("llama", "phi3"):  # separate in PyTorch, or packed there, too
+        surgery.save_adapter(adapted, tmp_path / name, trainer.state_dict(), family=name)
+        again = surgery.load_adapter(network("qkv_proj", "gate_up_proj"), tmp_path / name)
+        np.testing.assert_allclose(predicted(again), trainer.predict(X), rtol=1e-4, atol=1e-5)
 
 
-def test_joined_adapters_are_switched_and_merged(tmp_path: Path) -> None:
-    added = write_folder(tmp_path / "peft", WRITTEN["queries and values alone"], {})
+@pytest.mark.parametrize("settings", ["lora", "ranks and alphas of their own"])
+def test_joined_adapters_are_switched_and_merged(settings: str, tmp_path: Path) -> None:
+    added = write_folder(tmp_path / "peft", WRITTEN["queries and values alone"], SETTINGS[settings])
     adapted = surgery.load_adapter(network("qkv_proj"), tmp_path / "peft")
     np.testing.assert_allclose(predicted(surgery.merge_adapters(adapted)) - PLAIN, added, rtol=1e-4, atol=1e-4)
     surgery.switchable(adapted, out=tmp_path / "base.onnx")

@@ -233,9 +233,16 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """Return the number at ``key``; its magnitude is limited so that its square is finite in float32."""
         value = self._given(key, default)
-        if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
+        if not _is_number(value):
             raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")
         return float(value)
+
+    def numbers(self, key: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
+        """Return the list of numbers at ``key``; magnitudes are limited as for :meth:`number`."""
+        value = self._given(key, default)
+        if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
+            raise self._no(key, f"a list of numbers up to {LARGEST_NUMBER:g}")
+        return tuple(map(float, value))
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Return the list of strings at ``key``."""
@@ -292,6 +299,10 @@ def tables_of(value: Any, what: str) -> Iterator[Fields]:
         raise UnreadableError(f"{what} is {_kind(value)}, not a list")
     for i, entry in enumerate(value):
         yield Fields(entry, f"the entry at index {i} of {what}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 
 def _is_count(value: Any) -> bool:

@@ -69,11 +69,21 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
 
 
 def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
-    """Return B, masked if the adapter has ``blocks``, so that it stays zero outside of them in training."""
-    if not wanted.blocks:
-        return b
-    outputs, ranks = (np.repeat(np.arange(len(wanted.blocks)), sizes) for sizes in zip(*wanted.blocks, strict=True))
-    return writer.node("Mul", b, writer.constant(ranks[:, None] == outputs))
+    """Return B multiplied by the mask of ``blocks``, if any, so that it has no effect outside of them in training."""
+    return b if not wanted.blocks else writer.node("Mul", b, writer.constant(mask_of(wanted)))
+
+
+def mask_of(adapter: Adapter) -> Array | float:
+    """Return the factor of B (rank, outputs) of an adapter with ``blocks``: the share of each, and zero elsewhere.
+
+    Returns 1 for other adapters.
+    """
+    if not adapter.blocks:
+        return 1.0
+    count = len(adapter.blocks)
+    outputs, ranks = (np.repeat(np.arange(count), sizes) for sizes in zip(*adapter.blocks, strict=True))
+    shares = np.array(adapter.shares or [1.0] * count)
+    return np.asarray((ranks[:, None] == outputs) * shares[ranks, None])
 
 
 def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
@@ -122,7 +132,7 @@ def delta(adapter: Adapter, factors: list[Array]) -> Array:
     """Return the update ``s·A·B`` of the weight, with its output axis first; s is the adapter's scale."""
     a, b = factors[:2]
     if adapter.operator != "Conv":
-        return np.asarray(adapter.scale * adapter.weight * (a @ b).T)
+        return np.asarray(adapter.scale * adapter.weight * (a @ (b * mask_of(adapter))).T)
     groups = len(a) // b.shape[1]
     parts = a.reshape(groups, -1, *a.shape[1:])
     rows = b.reshape(groups, len(b) // groups, b.shape[1])
