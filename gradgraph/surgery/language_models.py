@@ -30,6 +30,7 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
+from gradgraph.surgery.left_padding import check_hidden_on_the_left
 from gradgraph.surgery.operation import Path, Result, closed, learn_sizes, opened
 from gradgraph.surgery.position_tables import count_seen
 
@@ -48,10 +49,8 @@ _FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorSc
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
 # parts of a model that an attention bias of GroupQueryAttention does not separate: other attentions, convolutions and
 # recurrences along a row, and a choice by its length
-_APART = frozenset(
-    {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "If"}
-    | {"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan"}
-)
+_IN_ORDER = frozenset({"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan", "If"})
+_APART = _IN_ORDER | {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax"}
 KEPT_APART = "several texts in one row are separated by the attention bias of GroupQueryAttention"
 _HIDDEN = -1e30  # finite, so that the unused softmax of a row of only padding is not NaN
 
@@ -82,7 +81,9 @@ def language_model(
 
     Raises:
         BuildError: the model has no cache, mask or positions to remove; its cache is not a floating-point tensor of
-            known sizes; or with ``packed`` it has attention other than GroupQueryAttention.
+            known sizes; with ``packed`` it has attention other than GroupQueryAttention; or with a mask that is kept,
+            it counts positions (or mixes tokens) itself, from padding on. A model without ``position_ids`` is run on a
+            few random tokens to find out.
         UnknownNameError: the model has no input or output of one of the names.
         OutputError: ``out`` cannot be written.
     """
@@ -110,6 +111,7 @@ def language_model(
         )
     _check(past)
     mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
+    counts_itself = not any(v.name == POSITIONS and len(shape_of(v) or ()) == 2 for v in counted)
     editor = Editor(work, Builder(taken=names_of(work)))
     _fill_in(work, editor, tokens, counted, past, mask)
     compute_in_float32(work)
@@ -117,6 +119,8 @@ def language_model(
         _hide_others(work, editor, tokens)
     elif mask is not None:
         _hide_padding(work, editor, tokens, mask)
+        if counts_itself or any(node.op_type in _IN_ORDER for node in nodes_of(work)):
+            check_hidden_on_the_left(work, tokens, mask)
     return closed(work, model, out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,12 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
 
 
 def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
-    """Run ``model`` in onnxruntime, from a file because of protobuf's size limit; return its outputs by name.
+    """Run ``model`` once; see :func:`run_on`."""
+    return run_on(model, [feeds], when)[0]
+
+
+def run_on(model: ir.Model, several: Sequence[Feeds], when: str) -> list[Feeds]:
+    """Run ``model`` in onnxruntime, from a file because of protobuf's size limit; return its outputs for each feeds.
 
     Raises:
         ModelError: onnxruntime rejects the model, or fails; ``when`` completes the message.
@@ -85,7 +90,7 @@ def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
         save_model(model, path)
         try:
             session = ort.InferenceSession(path, RuntimeOptions().session_options(), providers=["CPUExecutionProvider"])
-            return results(session, [y.name for y in session.get_outputs()], feeds)
+            return [results(session, [y.name for y in session.get_outputs()], feeds) for feeds in several]
         except Exception as error:  # onnxruntime raises a dozen classes, none of them public
             raise ModelError(f"the model does not run {when}: {shown(explanation(error, 'it'))}") from None
 
