@@ -269,7 +269,7 @@ def _of_family(
         )
     found |= {theirs: given[name] for name, theirs in called.items() if name in given}
     stored = [_with_tensors(linear[0], module, factors.plain) for module, factors in found.items()]
-    their_names = {a.module: as_theirs(a.module, family) for a in adapters} | called
+    their_names = {**{a.module: as_theirs(a.module, family) for a in adapters}, **called}
     stored += [one for a in adapters if a not in linear for one in _stored_apart(work, a, their_names)]
     return _in_one_folder(stored)
 
