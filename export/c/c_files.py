@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from gradgraph.export.c.operators import literal
 from gradgraph.export.c.program import Tensor
 
 HEADER_BYTES = 12
+COPY, FILL, ZERO = range(3)  # how trainer_init sets a state tensor
+
+
+def way_to_set(value: np.ndarray) -> int:
+    """Return how to set a state tensor to its first value: COPY a constant array, FILL it with a number, or ZERO."""
+    if not value.any():
+        return ZERO
+    return FILL if (value == value.ravel()[0]).all() else COPY
 
 
 def files(unit: Unit) -> dict[str, bytes]:
@@ -91,9 +100,9 @@ class _Writer:
             lines.append(f"#define {self.upper}_SAVED_BYTES {unit.state_bytes + HEADER_BYTES}")
         lines += ["", "/* Weights and all other state, then working memory. Do not put it on a small stack. */"]
         lines += ["typedef struct {"]
-        for name, tensor in sorted(self.unit.state.items(), key=lambda item: -np.dtype(item[1].dtype).itemsize):
+        for name, tensor in self.unit.state.items():
             comment = "".join(ch if ch.isascii() and (ch.isalnum() or ch in "._-") else "_" for ch in name[:80])
-            lines.append(f"    {tensor.c_type} {self.fields[name]}[{max(tensor.size, 1)}]; /* {comment} */")
+            lines.append(f"    {tensor.c_type} {self.fields[name]}[{tensor.length}]; /* {comment} */")
         lines += [f"    int64_t arena[{max(-(-unit.arena // ALIGNMENT), 1)}];", f"}} {self.name}_t;", ""]
         lines += [f"/* Sets the state to its first values. */\nvoid {self.name}_init({self.handle});", ""]
         for f in unit.functions:
@@ -117,23 +126,26 @@ class _Writer:
 
     def source(self) -> str:
         text = self.unit.text
-        bodies = [(f, *self._body(f)) for f in self.unit.functions]
-        written = [(f, make(), checks) for f, make, checks in bodies]
+        bodies = [(f, self._body(f)) for f in self.unit.functions]
+        written = [(f, make()) for f, make in bodies]
         shared = set(text.arrays)  # all others are for trainer_init alone
         first = self._init()
         functions = text.functions()
         kernels = kernel_text(text.kernels)
-        used = "\n".join([*functions, kernels, *(line for _, lines, _ in written for line in lines), *first])
         lines = [
             f"/* {self.name}: written by gradgraph. It needs C99, math.h and string.h. */",
             f'#include "{self.name}.h"',
             "",
-            *(["#include <math.h>"]),
+            "#include <math.h>",
             "#include <stddef.h>",
             "#include <string.h>",
             "",
-            "#ifndef TILE",
-            "#define TILE 8 /* elements of a row computed at once; 16 or 32 may be faster on large processors */",
+            "#ifndef TILE /* elements of a row computed at once; 16 or 32 may be faster on large processors */",
+            "#ifdef __OPTIMIZE_SIZE__",
+            "#define TILE 1",
+            "#else",
+            "#define TILE 8",
+            "#endif",
             "#endif",
             "",
             *text.parameters(),
@@ -147,14 +159,13 @@ class _Writer:
         lines += self._weights([line for name, line in arrays.items() if name not in shared])
         lines += ["", kernels, "", *functions]
         lines += first
-        for f, body, checks in written:
-            lines += self._function(f, body, checks)
+        for f, body in written:
+            lines += self._function(f, body)
         if self.unit.state:
             lines += self._saving()
-        assert used
         return "\n".join(lines) + "\n"
 
-    def _body(self, f: Function) -> tuple[Callable[[], list[str]], bool]:
+    def _body(self, f: Function) -> Callable[[], list[str]]:
         c = f.c_names
         plan = f.plan
         states = {t: self.fields[n] for n, t in self.unit.state.items()}
@@ -175,7 +186,7 @@ class _Writer:
         for name, tensor in f.results.items():
             to = c[f"> {name}"]
             results.append(f"    if ({to}) memcpy({to}, {address(tensor)}, {tensor.nbytes});")
-        return (lambda: [*self._label_checks(f), *make(), *results]), True
+        return lambda: [*self._label_checks(f), *make(), *results]
 
     def _label_checks(self, f: Function) -> Iterator[str]:
         """Yield code that returns BAD_INDEX for invalid class labels: ONNX counts negative indices from the end."""
@@ -186,7 +197,7 @@ class _Writer:
             yield f"    for (int i = 0; i < {f.inputs[name].size}; i++)"
             yield f"        if (({label} < 0 || {label} >= {spec.classes}){ignored}) return {self.upper}_BAD_INDEX;"
 
-    def _function(self, f: Function, body: list[str], checks: bool) -> list[str]:
+    def _function(self, f: Function, body: list[str]) -> list[str]:
         whole = "\n".join(body)
         lines = [self.signature(f) + " {"]
         if "arena" in whole:
@@ -203,16 +214,23 @@ class _Writer:
 
     def _init(self) -> list[str]:
         lines, copied = [f"void {self.name}_init({self.handle}) {{", "    memset(t, 0, sizeof *t);"], []
-        for name, tensor in self.unit.state.items():
-            value = self.unit.initial[name]
-            if not value.size or not value.any():
-                continue
-            if (value == value.ravel()[0]).all():
-                loop = f"    for (int i = 0; i < {value.size}; i++) t->{self.fields[name]}[i] = "
-                lines.append(f"{loop}{literal(value.ravel()[0], tensor.dtype)};")
-                continue
-            constant = Tensor(tensor.shape, tensor.dtype, name, "constant", np.ascontiguousarray(value))
-            copied.append(f"    memcpy(t->{self.fields[name]}, {self.unit.text.constant(constant)}, {tensor.nbytes});")
+        unit = self.unit
+
+        def key(name: str) -> tuple[int, str, str]:
+            return way_to_set(unit.initial[name]), unit.state[name].dtype, unit.kinds[name]
+
+        for (way, dtype, _), group in groupby(unit.state, key):
+            names = list(group)
+            if way == FILL:
+                for name in names:
+                    value = literal(unit.initial[name].ravel()[0], dtype)
+                    loop = f"    for (int i = 0; i < {unit.state[name].size}; i++)"
+                    lines.append(f"{loop} t->{self.fields[name]}[i] = {value};")
+            elif way == COPY:  # all that follow one another in trainer_t at once
+                values = np.concatenate([unit.initial[n].ravel() for n in names])
+                constant = unit.text.constant(Tensor(values.shape, dtype, names[0], "constant", values))
+                to = f"(unsigned char *)t + offsetof({self.name}_t, {self.fields[names[0]]})"
+                copied.append(f"    memcpy({to}, {constant}, {values.nbytes});")
         return [*lines, *self._weights(copied), "}", ""]
 
     def _weights(self, lines: list[str]) -> list[str]:
@@ -227,19 +245,14 @@ class _Writer:
     def saved(self) -> bytes:
         """Return the first state as ``trainer_save`` writes it."""
         values = b"".join(
-            np.ascontiguousarray(self.unit.initial[n], t.dtype).tobytes() for n, t in self.unit.state.items()
+            np.resize(self.unit.initial[n].astype(t.dtype), t.length).tobytes() for n, t in self.unit.state.items()
         )
         return struct.pack("<III", 0x31544747, self._layout, zlib.crc32(values)) + values
 
     def _saving(self) -> list[str]:
-        parts = [f"    {{offsetof({self.name}_t, {self.fields[n]}), {t.nbytes}}}," for n, t in self.unit.state.items()]
         name, upper = self.name, self.upper
-        return f"""/* where each state is, in the order of the saved bytes */
-static const struct {{
-    size_t at, size;
-}} parts[] = {{
-{chr(10).join(parts)}
-}};
+        return f"""/* the state comes first in {name}_t, without gaps, as in the saved bytes */
+typedef char state_has_no_gaps[offsetof({name}_t, arena) < {upper}_STATE_BYTES + {ALIGNMENT} ? 1 : -1];
 
 static uint32_t checksum(const unsigned char *bytes, size_t count) {{ /* CRC-32 */
     uint32_t sum = 0xFFFFFFFFu;
@@ -255,9 +268,7 @@ static void put(unsigned char *to, uint32_t number) {{
 }}
 
 void {name}_save(const {name}_t *t, unsigned char *bytes) {{
-    unsigned char *to = bytes + {HEADER_BYTES};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; to += parts[i++].size)
-        memcpy(to, (const unsigned char *)t + parts[i].at, parts[i].size);
+    memcpy(bytes + {HEADER_BYTES}, t, {upper}_STATE_BYTES);
     put(bytes, 0x31544747u); /* GGT1 */
     put(bytes + 4, 0x{self._layout:08X}u);
     put(bytes + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
@@ -269,9 +280,7 @@ int {name}_load({name}_t *t, const unsigned char *bytes) {{
     put(head + 4, 0x{self._layout:08X}u);
     put(head + 8, checksum(bytes + {HEADER_BYTES}, {upper}_STATE_BYTES));
     if (memcmp(head, bytes, {HEADER_BYTES})) return {upper}_BAD_STATE;
-    bytes += {HEADER_BYTES};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; bytes += parts[i++].size)
-        memcpy((unsigned char *)t + parts[i].at, bytes, parts[i].size);
+    memcpy(t, bytes + {HEADER_BYTES}, {upper}_STATE_BYTES);
     return {upper}_OK;
 }}
 """.split("\n")
@@ -323,6 +332,7 @@ int main(void) {{
         largest = max(unit.functions, key=lambda f: f.plan.arena)
         node, alive = largest.plan.peak
         peak = [f"| {_plain(t.name)} | {list(t.shape)} | {t.nbytes:,} |" for t in alive[:8]]
+        work = ", ".join(f"{f.plan.multiply_adds:,} in `{self.name}_{f.suffix}`" for f in unit.functions)
         ram = unit.state_bytes + unit.arena
         inputs = sum(t.nbytes for t in unit.functions[0].inputs.values() if t.shape)
         saved = f"""
@@ -357,6 +367,10 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 |---|---|---|
 {chr(10).join(peak) or "| - | | 0 |"}
 
+## Work
+
+Multiply-adds of products and convolutions, padding included: {work}.
+
 ## Build
 
 - Desktop: `cc -std=c99 -O3 -march=native {self.name}.c example.c -lm -o example`, or
@@ -364,8 +378,8 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
 - Arduino: copy this folder to `libraries/{self.name}` without `example.c`, and include `{self.name}.h`.
 - Zephyr, ESP-IDF: add `{self.name}.c` to the sources of your application.
 - On a processor with floating-point hardware, enable it: `-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -Os`.
-- For the smallest program: `-Os -DTILE=1 -ffunction-sections -fdata-sections -Wl,--gc-sections`. The linker then drops
-  the functions that nothing calls.
+- For the smallest program: `-Os -ffunction-sections -fdata-sections -Wl,--gc-sections`. The linker then drops the
+  functions that nothing calls. `-DTILE=8` makes products faster and larger.
 - WebAssembly, by Clang of Zig (`pip install ziglang`) or of wasi-sdk:
 
     {self.wasm_command()}
@@ -378,7 +392,7 @@ Working memory is fullest in `{self.name}_{largest.suffix}` at `{node or "-"}`, 
         """Return the command that compiles the functions to a WebAssembly module without imports."""
         own = ["init", *(f.suffix for f in self.unit.functions), *(("save", "load") if self.unit.state else ())]
         exports = ",".join(f"--export={e}" for e in [*(f"{self.name}_{o}" for o in own), "__heap_base"])
-        flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os -s"
+        flags = "-target wasm32-wasi -mexec-model=reactor -std=c99 -Os -DTILE=8 -s"
         return f"python -m ziglang cc {flags} {self.name}.c -o {self.name}.wasm -Wl,{exports}"
 
     def cmake(self) -> str:
@@ -399,7 +413,7 @@ target_link_libraries(example {self.name})
         state, at = [], HEADER_BYTES
         for name, tensor in self.unit.state.items():
             state.append({**_described(name, tensor), "c_name": self.fields[name], "saved_at": at})
-            at += tensor.nbytes
+            at += tensor.length * np.dtype(tensor.dtype).itemsize
         functions = {
             f.suffix: {
                 "inputs": [_described(n, t) for n, t in f.inputs.items()],
@@ -407,10 +421,9 @@ target_link_libraries(example {self.name})
             }
             for f in self.unit.functions
         }
-        fields = sum(max(t.size, 1) * np.dtype(t.dtype).itemsize for t in self.unit.state.values())
         facts = {
             "c": self.name,
-            "bytes": aligned(fields) + aligned(max(self.unit.arena, 1)),
+            "bytes": aligned(self.unit.state_bytes) + aligned(max(self.unit.arena, 1)),
             "arena": self.unit.arena,
             "state_bytes": self.unit.state_bytes,
             "state": state,

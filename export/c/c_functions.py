@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,7 +38,6 @@ class Function:
     inputs: dict[str, Tensor]
     results: dict[str, Tensor]
     shapes: dict[str, Shape] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def declared(self) -> dict[str, Tensor]:
@@ -57,7 +56,8 @@ class Unit:
 
     Attributes:
         name: the prefix of all public C names.
-        state: the state tensors by their names in the model, in the order of the C struct.
+        state: the state tensors by their names in the model, in the order of the C struct, which is that of the saved
+            bytes: larger element types first, so that there is no padding.
         initial: the initial values of the state tensors, by name.
         labels: the targets that are class labels, by name.
     """
@@ -76,7 +76,7 @@ class Unit:
 
     @property
     def state_bytes(self) -> int:
-        return sum(t.nbytes for t in self.state.values())
+        return sum(t.length * np.dtype(t.dtype).itemsize for t in self.state.values())
 
 
 def function(
@@ -88,7 +88,6 @@ def function(
     sizes: Mapping[str, int],
     averages: Mapping[str, str] | None = None,
     nexts: Mapping[str, str] | None = None,
-    keep: Iterable[str] | None = None,
     arena: int = 0,
 ) -> Function:
     """Return the C function that computes ``model``, whose weights become constants unless they are in ``state``.
@@ -98,13 +97,12 @@ def function(
         sizes: the sizes of symbolic dimensions, by name.
         averages: for each input to replace, the name of the state tensor to read instead, such as an averaged weight.
         nexts: for each state tensor, the name of the model output with its next value.
-        keep: the outputs to compute; by default all.
         arena: the size of the arena of other functions, which this one shares.
 
     Raises:
         BuildError: a size is not fixed, or an operator or element type is not supported in C.
     """
-    work = _with_outputs(lowered(model, sizes), keep)
+    work = lowered(model, sizes)
     reader = Reader()
     inputs: dict[str, Tensor] = {}
     for value in work.graph.inputs:
@@ -131,15 +129,6 @@ def function(
     return Function(suffix, about, plan, inputs, {n: t for n, t in made.items() if n not in old}, shapes)
 
 
-def _with_outputs(model: ir.Model, keep: Iterable[str] | None) -> ir.Model:
-    if keep is not None:
-        wanted = set(keep)
-        for i in reversed(range(len(model.graph.outputs))):
-            if model.graph.outputs[i].name not in wanted:
-                del model.graph.outputs[i]
-    return model
-
-
 def _check_sizes(value: ir.Value) -> None:
     name = shown(value.name)
     if value.shape is None:
@@ -156,6 +145,3 @@ def _check_sizes(value: ir.Value) -> None:
         )
     if value.dtype == ir.DataType.STRING:
         raise refusal(f"input '{name}'", "it contains strings", "encode them as numbers before the model")
-
-
-Addresses = Callable[[Tensor], str]

@@ -47,7 +47,7 @@ def _replace(model: ir.Model) -> None:
     while waiting:
         node = waiting.popleft()
         key = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-        if key in READERS:
+        if key in READERS and key not in FORMULAS:
             continue
         op.scope = node.name or ""
         outputs = None

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.export.c.c_products import Cut, cuts_of
 from gradgraph.export.c.c_reading import Reader, only_float, reads
 from gradgraph.export.c.operators import SUM, literal
-from gradgraph.export.c.program import Map, Reduce, Shape, Tensor, View, row_major
+from gradgraph.export.c.program import Map, Reduce, Tensor, View
 from gradgraph.graph.nodes import input_at
 
 
@@ -124,7 +125,7 @@ def sum_of_products(r: Reader, left: View, right: View, sums: int) -> View | Non
     """
     for swapped, view in enumerate((left, right)):
         maker = r.dequantized.get(view.tensor)
-        cuts = None if maker is None else _cuts(view)
+        cuts = None if maker is None else cuts_of(view)
         if maker is None or cuts is None:
             continue
         other = _split(left if swapped else right, cuts)
@@ -142,40 +143,6 @@ def sum_of_products(r: Reader, left: View, right: View, sums: int) -> View | Non
         r.add(Reduce(out, SUM, terms.whole(), tuple(range(kept, len(other.shape)))))
         return out.whole().reshaped(left.shape[: len(left.shape) - sums])
     return None
-
-
-Cut = list[tuple[int, int | None]]  # the axes that an axis is split into: size, and axis of the tensor that it follows
-
-
-def _cuts(view: View) -> list[Cut] | None:
-    """Split the axes of ``view`` so that each follows one axis of its tensor; None if there is no such split."""
-    shape = view.tensor.shape
-    strides = row_major(shape)
-    start = [int(i) for i in np.unravel_index(view.offset, shape)] if shape else []
-    found: list[Cut] = []
-    for n, step in zip(view.shape, view.strides, strict=True):
-        if n == 1 or step == 0:
-            found.append([(n, None)])
-            continue
-        last = next((i for i, s in enumerate(strides) if s == step and shape[i] != 1), None)
-        cut = None if last is None else _cut(n, last, shape, start)
-        if cut is None:
-            return None
-        found.append(cut)
-    used = [axis for cut in found for _, axis in cut if axis is not None]
-    return found if len(used) == len(set(used)) else None
-
-
-def _cut(n: int, last: int, shape: Shape, start: list[int]) -> Cut | None:
-    """Return the axes of a tensor that an axis of size ``n`` follows; the innermost is ``last``."""
-    cut: Cut = []
-    while n > shape[last] - start[last]:
-        if start[last] or n % shape[last] or last == 0:
-            return None
-        cut.insert(0, (shape[last], last))
-        n //= shape[last]
-        last -= 1
-    return [(n, last), *cut]
 
 
 def _split(view: View, cuts: list[Cut]) -> View:

@@ -14,16 +14,17 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 import numpy as np
 
 from gradgraph.export.c.c_plan import ALIGNMENT, Plan, Statement, aligned
 from gradgraph.export.c.grouping import Group, grouped, in_place
 from gradgraph.export.c.least_peak import least_peak_order
-from gradgraph.export.c.program import Element, Map, Nested, Program, Reduce, Repeat, Tensor
+from gradgraph.export.c.program import Call, Element, Map, Nested, Program, Reduce, Repeat, Tensor
 from gradgraph.export.c.recomputing import put_into_products, recomputed
 
 MOST_ROUNDS = 6
@@ -150,6 +151,9 @@ def _bodies(o: Nested) -> list[Plan]:
 
 
 def _safe(group: Group) -> set[Tensor]:
+    first = group.operations[0]
+    if isinstance(first, Call) and first.in_place is not None:
+        return {first.in_place}
     good: set[Tensor] = set()
     bad: set[Tensor] = set()
     for operation in group.operations:
@@ -215,33 +219,23 @@ def _greedy(
     ``priority`` receives the statement and the number of bytes by which it increases the live memory.
     """
     own = {t for s in statements for t in s.writes} - elsewhere
-    uses: dict[Tensor, int] = defaultdict(int)
-    followers: dict[Statement, list[Statement]] = defaultdict(list)
-    for s in statements:
-        for t in s.reads & own:
-            uses[t] += 1
-        for other in needs[s]:
-            followers[other].append(s)
-    left = {s: len(needs[s]) for s in statements}
-    ready = [s for s in statements if not left[s]]
-    order: list[Statement] = []
+    uses = Counter(t for s in statements for t in s.reads & own)
+    sorter = TopologicalSorter({s: needs[s] for s in statements})
+    sorter.prepare()
+    order, ready = list[Statement](), list[Statement]()
 
     def grown(s: Statement) -> int:
         more = sum(aligned(t.nbytes) for t in s.writes if t in own and (uses[t] or t in results))
         less = sum(aligned(t.nbytes) for t in s.reads if t in own and uses[t] == 1 and t not in results)
         return more - less
 
-    while ready:
+    while sorter.is_active():
+        ready += sorter.get_ready()
         s = min(ready, key=lambda s: priority(s, grown(s)))
         ready.remove(s)
         order.append(s)
-        for t in s.reads & own:
-            uses[t] -= 1
-        for other in followers[s]:
-            left[other] -= 1
-            if not left[other]:
-                ready.append(other)
-    assert len(order) == len(statements), "a cycle of statements"
+        uses.subtract(s.reads & own)
+        sorter.done(s)
     return order
 
 

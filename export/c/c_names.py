@@ -13,8 +13,9 @@ _TEXT = (
 )
 _KEYWORDS = frozenset(_TEXT.split(" "))
 _OWN = re.compile(
-    "(step|turn|loop|constant|window)_[0-9]+|mem[a-z]+|gather.*|scatter.*|max_.*|cumulative.*|cross_.*|parts|put|place|"
-    "(gemm|conv|conv_input|conv_weight|average_pool|average_pool_input)_rows(_stored)?|stored|(next_)?position|checksum|"
+    "(step|turn|loop|constant|window)_[0-9]+|mem[a-z]+|gather.*|scatter.*|max_.*|cumulative.*|cross_.*|put|place|"
+    "(gemm|conv|conv_input|conv_weight|average_pool|average_pool_input)_rows(_stored)?|conv(_input)?_sums|weight_at|stored|"
+    "(log_)?softmax|(next_)?position|checksum|"
     "(u?int[0-9]*|size)_t|[A-Z0-9]+(_[A-Z0-9]+)+"  # types; macros, such as TRAINER_OK and INT32_MAX
 )
 LONGEST = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gradgraph.export.c.grouping import Group
-from gradgraph.export.c.program import Tensor
+from gradgraph.export.c.program import Operation, Reduce, Repeat, Rows, Tensor
 
 ALIGNMENT = 8
 
@@ -50,3 +50,31 @@ class Plan:
     arena: int
     peak: tuple[str, list[Tensor]]
     peak_at: int = 0
+
+    @property
+    def multiply_adds(self) -> int:
+        """The number of multiplications in products and convolutions; a Loop whose steps are unknown counts once."""
+        total = 0
+        for s in self.statements:
+            total += sum(map(_multiply_adds, s.group.operations))
+            inside = max((body.multiply_adds for body in s.bodies), default=0)
+            first = s.group.operations[0]
+            total += inside * (first.steps if isinstance(first, Repeat) and isinstance(first.steps, int) else 1)
+        return total
+
+
+def _multiply_adds(o: Operation) -> int:
+    if isinstance(o, Reduce):  # a sum of products
+        is_product = any(m.out is o.operand.tensor and m.template == "{0} * {1}" for m in o.inner)
+        return o.operand.size if is_product else 0
+    if not isinstance(o, Rows) or not o.out.size:
+        return 0
+    if o.function == "gemm_rows":
+        terms = o.arguments[2]
+        return o.out.size * terms if isinstance(terms, int) else 0
+    p = next(a for a in o.arguments if isinstance(a, tuple))  # see kernels.c
+    if o.function.startswith("conv_weight"):
+        return p[15] * p[4] * p[5] * o.out.size
+    taps = p[6] * p[7] * (1 if o.function.startswith("average") else p[0] // p[14])
+    images = o.out.size // (p[0] * p[1] * p[2] if "_input_" in o.function else p[3] * p[4] * p[5])
+    return images * p[3] * p[4] * p[5] * taps

@@ -7,13 +7,14 @@ result: slower than a stored factor, by a few operations per multiplication.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from gradgraph.export.c.operators import SUM
-from gradgraph.export.c.program import Map, Operation, Reduce, Rows, Tensor, View, row_major
+from gradgraph.export.c.program import Map, Operation, Reduce, Rows, Shape, Tensor, View, row_major
 
 MOST_OPERATIONS = 12  # per element of a factor
 
@@ -78,23 +79,45 @@ def _factors(o: Rows) -> tuple[View, View, tuple[int, ...]] | None:
 
 def _through(view: View, operand: View) -> View | None:
     """Return ``operand``, which has one element per element of a tensor, at the elements that ``view`` reads of it."""
-    whole = row_major(operand.shape)
-    used: set[int] = set()
+    cuts = None if view.offset else cuts_of(view)
     strides = []
+    for cut in cuts or []:
+        axes = [axis for _, axis in cut if axis is not None and operand.shape[axis] != 1]
+        if any(operand.strides[i] != operand.strides[j] * operand.shape[j] for i, j in pairwise(axes)):
+            return None
+        strides.append(operand.strides[axes[-1]] if axes else 0)
+    return None if cuts is None else replace(operand, shape=view.shape, strides=tuple(strides))
+
+
+Cut = list[tuple[int, int | None]]  # the axes that an axis is split into: size, and axis of the tensor that it follows
+
+
+def cuts_of(view: View) -> list[Cut] | None:
+    """Split the axes of ``view`` so that each follows one axis of its tensor; None if there is no such split."""
+    shape = view.tensor.shape
+    strides = row_major(shape)
+    start = [int(i) for i in np.unravel_index(view.offset, shape)] if shape else []
+    found: list[Cut] = []
     for n, step in zip(view.shape, view.strides, strict=True):
         if n == 1 or step == 0:
-            strides.append(0)
+            found.append([(n, None)])
             continue
-        last = next((i for i, s in enumerate(whole) if s == step and operand.shape[i] != 1), None)
-        if last is None:
+        last = next((i for i, s in enumerate(strides) if s == step and shape[i] != 1), None)
+        cut = None if last is None else _cut(n, last, shape, start)
+        if cut is None:
             return None
-        axes = [last]
-        while math.prod(operand.shape[i] for i in axes) < n and axes[0] > 0:
-            axes.insert(0, axes[0] - 1)
-        long = [i for i in axes if operand.shape[i] != 1]
-        apart = any(operand.strides[i] != operand.strides[j] * operand.shape[j] for i, j in pairwise(long))
-        if math.prod(operand.shape[i] for i in axes) != n or apart or used.intersection(long):
+        found.append(cut)
+    used = [axis for cut in found for _, axis in cut if axis is not None]
+    return found if len(used) == len(set(used)) else None
+
+
+def _cut(n: int, last: int, shape: Shape, start: list[int]) -> Cut | None:
+    """Return the axes of a tensor that an axis of size ``n`` follows; the innermost is ``last``."""
+    cut: Cut = []
+    while n > shape[last] - start[last]:
+        if start[last] or n % shape[last] or last == 0:
             return None
-        used.update(long)
-        strides.append(operand.strides[last])
-    return None if view.offset else replace(operand, shape=view.shape, strides=tuple(strides))
+        cut.insert(0, (shape[last], last))
+        n //= shape[last]
+        last -= 1
+    return [(n, last), *cut]

@@ -17,6 +17,7 @@ from gradgraph.export.c.program import (
     PACKED,
     Argument,
     Assemble,
+    Call,
     Map,
     Operation,
     Program,
@@ -51,7 +52,6 @@ class Reader:
         self.views: dict[ir.Value, View] = dict(views or {})
         self.constants: dict[ir.Value, np.ndarray] = {}
         self.node: ir.Node | None = None
-        self.captured: dict[Tensor, None] = {}
         self._copies: dict[View, Tensor] = {}
         self._maps: dict[tuple[str, tuple[View, ...], Shape, str], Tensor] = {}
         self.dequantized: dict[Tensor, Map] = {}
@@ -148,8 +148,13 @@ class Reader:
             self.add(Map(self._maps[key], template, read))
         return self._maps[key]
 
-    def rows(self, out: Tensor, function: str, *arguments: Argument) -> None:
+    def rows(self, out: Tensor, function: str, *arguments: Argument) -> View:
         self.add(Rows(out, function, list(arguments)))
+        return out.whole()
+
+    def call(self, out: Tensor, function: str, *arguments: Argument, in_place: Tensor | None = None) -> View:
+        self.add(Call([out], function, [out, *arguments], in_place))
+        return out.whole()
 
     def unsupported(self, what: str) -> BuildError:
         assert self.node is not None

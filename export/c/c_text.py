@@ -13,7 +13,7 @@ import numpy as np
 from gradgraph.export.c.c_plan import Plan, Statement
 from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
-from gradgraph.export.c.program import PACKED, Assemble, Branch, Call, Element, Nested, Repeat, Tensor
+from gradgraph.export.c.program import FAULT, PACKED, Assemble, Branch, Call, Element, Nested, Repeat, Tensor
 
 Address = Callable[[Tensor], str]  # returns a C expression: a pointer to the tensor's elements
 
@@ -23,7 +23,6 @@ class Text:
 
     def __init__(self) -> None:
         self.kernels: set[str] = set()
-        self.constants: dict[Tensor, str] = {}
         self._parameters: dict[tuple[int, ...], str] = {}
         self._loops: dict[str, list[Loop]] = defaultdict(list)
         self._comments: dict[str, str] = {}
@@ -106,7 +105,7 @@ class Text:
             return address(a)
         if isinstance(a, tuple):
             return self.parameter(a)
-        return "&fault" if a == "fault" else str(a)
+        return f"&{a}" if a == FAULT else str(a)
 
     def _repeat(self, o: Repeat, body: Plan, address: Address, indent: str) -> Callable[[], list[str]]:
         depth = len(indent) // len(INDENT)

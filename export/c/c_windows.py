@@ -1,4 +1,4 @@
-"""Convert nodes with windows (convolution, pooling) or indices."""
+"""Convert nodes with windows (convolution, pooling), indices, or sums along an axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.export.c.c_matmul import sum_of_products
 from gradgraph.export.c.c_reading import Reader, only_float, reads
-from gradgraph.export.c.program import FLAT, Argument, Call, Shape, Tensor, View
+from gradgraph.export.c.program import FAULT, FLAT, Call, Map, Shape, Tensor, View
 
 KINDS = ("int8", "uint8", "int4", "uint4")  # as `stored` in kernels.c numbers them
 
@@ -125,8 +125,7 @@ def _conv_weight(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, x, dy)
     made = r.tensor(node.outputs[0])
     p = geometry(r, attrs, x.shape, dy.shape, made.shape[2:])
-    r.rows(made, "conv_weight_rows", r.whole(x), r.whole(dy), FLAT, (*p, x.shape[0]))
-    r.views[node.outputs[0]] = made.whole()
+    r.set(node.outputs[0], r.rows(made, "conv_weight_rows", r.whole(x), r.whole(dy), FLAT, (*p, x.shape[0])))
 
 
 @reads("MaxPool")
@@ -141,29 +140,17 @@ def _max_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.add(Call([y, where], "max_pool", [y, where, r.whole(x), (*p, math.prod(x.shape[:2]))]))
 
 
-@reads("AveragePool")
+@reads("AveragePool", "gradgraph:AveragePoolGrad")
 def _average_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    x = r.view(node.inputs[0])  # type: ignore[arg-type]
-    made = r.tensor(node.outputs[0])
-    p = _average(r, attrs, x, x.shape, made.shape)
-    r.rows(made, "average_pool_rows", r.whole(x), FLAT, p)
-    r.views[node.outputs[0]] = made.whole()
-
-
-@reads("gradgraph:AveragePoolGrad")
-def _average_pool_input(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    dy = r.view(node.inputs[0])  # type: ignore[arg-type]
-    made = r.tensor(node.outputs[0])
-    p = _average(r, attrs, dy, made.shape, dy.shape)
-    r.rows(made, "average_pool_input_rows", r.whole(dy), FLAT, p)
-    r.views[node.outputs[0]] = made.whole()
-
-
-def _average(r: Reader, attrs: dict[str, Any], read: View, x: Shape, y: Shape) -> tuple[int, ...]:
+    read, made = r.view(node.inputs[0]), r.tensor(node.outputs[0])  # type: ignore[arg-type]
     only_float(r, read)
     if attrs.get("ceil_mode", 0) and attrs.get("count_include_pad", 0):
         raise r.unsupported("it has both ceil_mode and count_include_pad")
-    return (*geometry(r, attrs, x, y, attrs["kernel_shape"]), int(attrs.get("count_include_pad", 0)))
+    kernel, shapes = "average_pool_rows", (read.shape, made.shape)
+    if node.op_type == "AveragePoolGrad":
+        kernel, shapes = "average_pool_input_rows", shapes[::-1]
+    p = (*geometry(r, attrs, *shapes, attrs["kernel_shape"]), int(attrs.get("count_include_pad", 0)))
+    r.set(node.outputs[0], r.rows(made, kernel, r.whole(read), FLAT, p))
 
 
 @reads("MaxUnpool")
@@ -171,11 +158,10 @@ def _max_unpool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, where = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, x)
     out = r.tensor(node.outputs[0])
-    r.add(Call([out], "max_unpool", [out, r.whole(x), r.whole(where), x.size, out.size, "fault"], checks=True))
-    r.views[node.outputs[0]] = out.whole()
+    r.set(node.outputs[0], r.call(out, "max_unpool", r.whole(x), r.whole(where), x.size, out.size, FAULT))
 
 
-# --- indices ----------------------------------------------------------------------------------------------
+# --- indices and sums along an axis -----------------------------------------------------------------------
 
 
 def _parts(shape: Shape, axis: int) -> tuple[int, int, int]:
@@ -192,27 +178,51 @@ def _indices(r: Reader, view: View) -> Tensor:
 @reads("Gather")
 def _gather(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, at = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
-    axis, known = int(attrs.get("axis", 0)) % len(x.shape), r.constant(node.inputs[1])
-    out = node.outputs[0]
-    if known is not None and known.size == 1 and x.shape[axis] > 0:
+    axis, known, out = int(attrs.get("axis", 0)) % len(x.shape), r.constant(node.inputs[1]), node.outputs[0]
+    maker = r.dequantized.get(x.tensor) if x.is_whole else None
+    found = None if maker is None else _dequantized_rows(r, maker, _parts(x.shape, axis), at)
+    if found is None and known is not None and known.size == 1 and x.shape[axis] > 0:
         index = int(known.ravel()[0])
         if not -x.shape[axis] <= index < x.shape[axis]:
             raise r.unsupported(f"its index {index} is out of range")
-        r.set(out, r.of_shape(x.sliced(axis, index % x.shape[axis], 1), r.shape_of(out)))
-        return
-    made = r.tensor(out)
-    width = int(np.dtype(x.dtype).itemsize)
-    arguments: list[Argument | None] = [
-        made,
-        r.whole(x),
-        _indices(r, at),
-        *_parts(x.shape, axis),
-        at.size,
-        width,
-        "fault",
-    ]
-    r.add(Call([made], "gather", arguments, checks=True))
-    r.views[out] = made.whole()
+        found = x.sliced(axis, index % x.shape[axis], 1)
+    if found is None:
+        sizes = (*_parts(x.shape, axis), at.size, np.dtype(x.dtype).itemsize)
+        found = r.call(r.tensor(out), "gather", r.whole(x), _indices(r, at), *sizes, FAULT)
+    r.set(out, r.of_shape(found, r.shape_of(out)))
+
+
+def _dequantized_rows(r: Reader, maker: Map, parts: tuple[int, int, int], at: View) -> View | None:
+    """Add the gathered rows of a table that is stored as integers, and return them: only these are dequantized.
+
+    Args:
+        maker: the operation that dequantizes the table.
+        parts: the products of the table's sizes before the axis of the indices, of this axis, and after it.
+
+    Returns:
+        None if the rows of the table are in blocks with common scales, or its integers are not stored as an array.
+    """
+    shape, integers = maker.out.shape, maker.operands[0]
+    axis = next((i for i in range(len(shape)) if _parts(shape, i) == parts), None)
+    if axis is None or not integers.is_whole or integers.dtype not in KINDS or integers.size == 0:
+        return None
+    indices = _indices(r, at)
+    rows = []
+    for view in maker.operands:
+        sizes = [n if step or view is integers else 1 for n, step in zip(view.shape, view.strides, strict=True)]
+        before, after = tuple(sizes[:axis]), tuple(sizes[axis + 1 :])
+        if sizes[axis] == 1 and view is not integers:  # the same for all rows
+            strides = (*view.strides[:axis], *[0] * len(at.shape), *view.strides[axis + 1 :])
+            whole = (*shape[:axis], *at.shape, *shape[axis + 1 :])
+            rows.append(View(view.tensor, whole, strides, view.offset))
+            continue
+        out = Tensor((*before, *at.shape, *after), "float32", "")
+        kernel, kind = ("gather_stored", KINDS.index(view.dtype)) if view.dtype in KINDS else ("gather", 4)
+        source = View(view.tensor, tuple(sizes), view.strides, view.offset)
+        stored = source.tensor if source.is_whole else r.whole(source)
+        rows.append(r.call(out, kernel, stored, indices, *_parts(tuple(sizes), axis), at.size, kind, FAULT))
+    made = r.map((*shape[:axis], *at.shape, *shape[axis + 1 :]), "float32", maker.template, rows)
+    return made.whole()
 
 
 @reads("gradgraph:GatherGrad")
@@ -220,52 +230,27 @@ def _gather_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     dy, at = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, dy)
     made = r.tensor(node.outputs[0])
-    axis = int(attrs["axis"]) % len(made.shape)
-    arguments: list[Argument | None] = [made, r.whole(dy), _indices(r, at), *_parts(made.shape, axis), at.size, "fault"]
-    r.add(Call([made], "gather_sum", arguments, checks=True))
-    r.views[node.outputs[0]] = made.whole()
+    parts = _parts(made.shape, int(attrs["axis"]) % len(made.shape))
+    r.set(node.outputs[0], r.call(made, "gather_sum", r.whole(dy), _indices(r, at), *parts, at.size, FAULT))
 
 
-@reads("GatherElements")
-def _gather_elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    x, at = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
+@reads("GatherElements", "ScatterElements")
+def _elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
+    x, at, *updates = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
     axis = int(attrs.get("axis", 0)) % len(x.shape)
-    parts = _same_elsewhere(r, x.shape, at.shape, axis)
-    made = r.tensor(node.outputs[0])
-    width = int(np.dtype(x.dtype).itemsize)
-    arguments: list[Argument | None] = [made, r.whole(x), _indices(r, at), *parts, at.shape[axis], width, "fault"]
-    r.add(Call([made], "gather_elements", arguments, checks=True))
-    r.views[node.outputs[0]] = made.whole()
-
-
-def _same_elsewhere(r: Reader, x: Shape, at: Shape, axis: int) -> tuple[int, int, int]:
-    if _parts(x, axis)[::2] != _parts(at, axis)[::2] or [*x[:axis], *x[axis + 1 :]] != [*at[:axis], *at[axis + 1 :]]:
+    if [n for i, n in enumerate(x.shape) if i != axis] != [n for i, n in enumerate(at.shape) if i != axis]:
         raise r.unsupported("its indices must have the shape of its data, except along its axis")
-    return _parts(x, axis)
-
-
-@reads("ScatterElements")
-def _scatter_elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
-    x, at, updates = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
-    only_float(r, x, updates)
-    axis = int(attrs.get("axis", 0)) % len(x.shape)
-    parts = _same_elsewhere(r, x.shape, at.shape, axis)
-    how = attrs.get("reduction", "none")
-    if how not in ("none", "add"):
-        raise r.unsupported(f"the reduction {how}")
-    made = r.tensor(node.outputs[0])
-    arguments: list[Argument | None] = [
-        made,
-        r.whole(x),
-        _indices(r, at),
-        r.whole(updates),
-        *parts,
-        at.shape[axis],
-        int(how == "add"),
-        "fault",
-    ]
-    r.add(Call([made], "scatter_elements", arguments, checks=True))
-    r.views[node.outputs[0]] = made.whole()
+    sizes = *_parts(x.shape, axis), at.shape[axis]
+    made, read = r.tensor(node.outputs[0]), (r.whole(x), _indices(r, at))
+    if not updates:
+        found = r.call(made, "gather_elements", *read, *sizes, np.dtype(x.dtype).itemsize, FAULT)
+    else:
+        only_float(r, x, *updates)
+        how = attrs.get("reduction", "none")
+        if how not in ("none", "add"):
+            raise r.unsupported(f"the reduction {how}")
+        found = r.call(made, "scatter_elements", *read, r.whole(updates[0]), *sizes, int(how == "add"), FAULT)
+    r.set(node.outputs[0], found)
 
 
 @reads("gradgraph:CrossEntropyGrad")
@@ -275,17 +260,9 @@ def _cross_entropy(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     axis = int(attrs["axis"]) % len(log_p.shape)
     if places.shape[axis] != 1:
         raise r.unsupported("it has several places per row")
-    made = r.tensor(node.outputs[0])
-    arguments: list[Argument | None] = [
-        made,
-        r.whole(log_p),
-        _indices(r, places),
-        r.whole(d),
-        *_parts(log_p.shape, axis),
-        "fault",
-    ]
-    r.add(Call([made], "cross_entropy_gradient", arguments, checks=True))
-    r.views[node.outputs[0]] = made.whole()
+    read = r.whole(log_p), _indices(r, places), r.whole(d)
+    made = r.call(r.tensor(node.outputs[0]), "cross_entropy_gradient", *read, *_parts(log_p.shape, axis), FAULT)
+    r.set(node.outputs[0], made)
 
 
 @reads("CumSum")
@@ -294,8 +271,15 @@ def _cumulative_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, x)
     if axis is None:
         raise r.unsupported("its axis must be constant")
-    made = r.tensor(node.outputs[0])
     parts = _parts(x.shape, int(axis.ravel()[0]) % len(x.shape))
     options = int(attrs.get("exclusive", 0)), int(attrs.get("reverse", 0))
-    r.add(Call([made], "cumulative_sum", [made, r.whole(x), *parts, *options]))
-    r.views[node.outputs[0]] = made.whole()
+    r.set(node.outputs[0], r.call(r.tensor(node.outputs[0]), "cumulative_sum", r.whole(x), *parts, *options))
+
+
+@reads("Softmax", "LogSoftmax")
+def _softmax(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
+    """Read a Softmax of float32; of other types, it was replaced by its formula."""
+    x = r.whole(r.view(node.inputs[0]))  # type: ignore[arg-type]
+    parts = _parts(x.shape, int(attrs.get("axis", -1)) % len(x.shape))
+    kernel = "softmax" if node.op_type == "Softmax" else "log_softmax"
+    r.set(node.outputs[0], r.call(r.tensor(node.outputs[0]), kernel, x, *parts, in_place=x))

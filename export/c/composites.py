@@ -5,6 +5,7 @@ Each is a function of a Builder, the node's inputs and its attributes, and retur
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.shared_forms import batch_norm_by_statistics, written_out_batch_norm, written_out_layer_norm
-from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.rules.norm import columns, inverse_deviation
+from gradgraph.rules.recurrent_layer import scan, times
 
 Written = Var | tuple[Var | None, ...]
 Formula = Callable[..., Written | None]  # None if the attributes are not supported
@@ -35,13 +36,17 @@ def formula(*op_types: str) -> Callable[[Formula], Formula]:
 
 
 @formula("Softmax")
-def softmax(op: Builder, x: Var, *, axis: int = -1) -> Var:
+def softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
+    if x.dtype == ir.DataType.FLOAT:
+        return None  # there is a kernel
     e = op.Exp(x - op.ReduceMax(x, [axis], keepdims=1))
     return e / op.ReduceSum(e, [axis], keepdims=1)
 
 
 @formula("LogSoftmax")
-def log_softmax(op: Builder, x: Var, *, axis: int = -1) -> Var:
+def log_softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
+    if x.dtype == ir.DataType.FLOAT:
+        return None
     d = x - op.ReduceMax(x, [axis], keepdims=1)
     return d - op.Log(op.ReduceSum(op.Exp(d), [axis], keepdims=1))
 
@@ -84,7 +89,7 @@ def global_max_pool(op: Builder, x: Var) -> Var:
 
 
 @formula("QuantizeLinear")
-def quantize_linear(
+def quantizetimes(
     op: Builder, x: Var, scale: Var, zero_point: Var | None = None, *, axis: int = 1, **options: Any
 ) -> Written | None:
     kind = ir.DataType(options.get("output_dtype", 0) or ir.DataType.UINT8) if zero_point is None else zero_point.dtype
@@ -128,74 +133,35 @@ def _recurrent(
     count = 2 if direction == "bidirectional" else 1
     if lengths is not None or peepholes is not None or not _plain(attributes, names, count):
         return None
-    known = X.shape, R.shape
-    if known[0] is None or known[1] is None:
+    if X.shape is None or R.shape is None:
         return None
-    batch, units = known[0][1], known[1][2]
+    batch, units = X.shape[1], R.shape[2]
     if not isinstance(batch, int) or not isinstance(units, int):
         return None
     zeros = op.const(np.zeros((batch, units), np.float32))
     sides = []
     for d in range(count):
         begin = [zeros if s is None else _side(op, s, d) for s in first]
-        weights = _side(op, W, d), _side(op, R, d), None if B is None else _side(op, B, d)
-        sides.append(_direction(op, X, weights, begin, cell, direction == "reverse" or d == 1))
-    ys = [op.Unsqueeze(side[0], [1]) for side in sides]
-    lasts = [[op.Unsqueeze(side[1 + k], [0]) for side in sides] for k in range(states)]
-    y = ys[0] if count == 1 else op.Concat(*ys, axis=1)
-    return (y, *(last[0] if count == 1 else op.Concat(*last, axis=0) for last in lasts))
+        biases = (None, None) if B is None else op.Split(_side(op, B, d), num_outputs=2, outputs=2)
+        step = functools.partial(_step, op, cell, _side(op, W, d), _side(op, R, d), biases)
+        sides.append(scan(op, step, begin, [X], direction == "reverse" or d == 1))
+    *lasts, ys = zip(*sides, strict=True)
+    return tuple(_joined(op, values, axis) for values, axis in ((ys, 1), *((last, 0) for last in lasts)))
+
+
+def _joined(op: Builder, directions: Sequence[Var], axis: int) -> Var:
+    parts = [op.Unsqueeze(v, [axis]) for v in directions]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+
+
+def _step(op: Builder, cell: Cell, W: Var, R: Var, biases: tuple[Var | None, Var | None], *values: Var) -> list[Var]:
+    *before, x = values
+    after = cell(op, x, before, W, R, biases)
+    return [*after, after[0]]
 
 
 def _side(op: Builder, v: Var, direction: int) -> Var:
     return op.Squeeze(op.Slice(v, [direction], [direction + 1], [0]), [0])
-
-
-def _direction(
-    op: Builder, X: Var, weights: tuple[Var, Var, Var | None], begin: list[Var], cell: Cell, backwards: bool
-) -> tuple[Var, ...]:
-    """Return the outputs of all steps and the final states of one direction."""
-    W, R, B = weights
-    half = None if B is None else op.Split(B, num_outputs=2, outputs=2)
-    states = [_inside(s, s.shape) for s in begin]
-    x = _inside(X, None if X.shape is None else X.shape[1:])
-
-    def step(*values: Var) -> list[Var]:
-        *before, x = values
-        after = list(cell(op, x, before, W, R, half))
-        return [*after, op.Identity(after[0])]
-
-    body = op.graph([*states, x], step)
-    for inner in body.outputs:
-        shapes.record_shape(inner, begin[0].shape or ())
-        inner.type = ir.TensorType(ir.DataType.FLOAT)
-    results = op.Scan(
-        *begin,
-        X,
-        outputs=len(body.outputs),
-        body=body,
-        num_scan_inputs=1,
-        scan_input_directions=[int(backwards)],
-        scan_output_directions=[int(backwards)],
-    )
-    *last, y = all_of(results)
-    for result, value in zip(last, begin, strict=True):
-        op.like(result, value)
-    y.value.type = ir.TensorType(ir.DataType.FLOAT)
-    if X.shape is not None and begin[0].shape is not None:
-        shapes.record_shape(y.value, (X.shape[0], *begin[0].shape))
-    return (y, *last)
-
-
-def _inside(x: Var, shape: shapes.Shape | None) -> ir.Value:
-    value = ir.Value(name="step", type=ir.TensorType(x.dtype))
-    if shape is not None:
-        shapes.record_shape(value, shape)
-    return value
-
-
-def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
-    made = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
-    return made if bias is None else made + bias
 
 
 def _gates(op: Builder, x: Var, count: int) -> tuple[Var, ...]:
@@ -206,8 +172,8 @@ def _gates(op: Builder, x: Var, count: int) -> tuple[Var, ...]:
 def lstm(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     def cell(op: Builder, x: Var, before: list[Var], W: Var, R: Var, biases: Any) -> Sequence[Var]:
         h, c = before
-        Wb, Rb = biases or (None, None)
-        i, o, f, g = _gates(op, _linear(op, x, W, Wb) + _linear(op, h, R, Rb), 4)
+        Wb, Rb = biases
+        i, o, f, g = _gates(op, times(op, x, W, Wb) + times(op, h, R, Rb), 4)
         c = op.Sigmoid(f) * c + op.Sigmoid(i) * op.Tanh(g)
         return op.Sigmoid(o) * op.Tanh(c), c
 
@@ -222,18 +188,18 @@ def gru(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
 
     def cell(op: Builder, x: Var, before: list[Var], W: Var, R: Var, biases: Any) -> Sequence[Var]:
         (h,) = before
-        Wb, Rb = biases or (None, None)
-        xz, xr, xn = _gates(op, _linear(op, x, W, Wb), 3)
+        Wb, Rb = biases
+        xz, xr, xn = _gates(op, times(op, x, W, Wb), 3)
         if after:
-            hz, hr, hn = _gates(op, _linear(op, h, R, Rb), 3)
+            hz, hr, hn = _gates(op, times(op, h, R, Rb), 3)
             z, r = op.Sigmoid(xz + hz), op.Sigmoid(xr + hr)
             n = op.Tanh(xn + r * hn)
         else:
             Rz, Rr, Rn = op.Split(R, axis=0, num_outputs=3, outputs=3)
             bz, br, bn = (None,) * 3 if Rb is None else op.Split(Rb, axis=0, num_outputs=3, outputs=3)
-            z = op.Sigmoid(xz + _linear(op, h, Rz, bz))
-            r = op.Sigmoid(xr + _linear(op, h, Rr, br))
-            n = op.Tanh(xn + _linear(op, r * h, Rn, bn))
+            z = op.Sigmoid(xz + times(op, h, Rz, bz))
+            r = op.Sigmoid(xr + times(op, h, Rr, br))
+            n = op.Tanh(xn + times(op, r * h, Rn, bn))
         return [(1.0 - z) * n + z * h]
 
     return _recurrent(op, inputs, attributes, ("sigmoid", "tanh"), 1, cell)
@@ -242,7 +208,7 @@ def gru(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
 @formula("RNN")
 def rnn(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     def cell(op: Builder, x: Var, before: list[Var], W: Var, R: Var, biases: Any) -> Sequence[Var]:
-        Wb, Rb = biases or (None, None)
-        return [op.Tanh(_linear(op, x, W, Wb) + _linear(op, before[0], R, Rb))]
+        Wb, Rb = biases
+        return [op.Tanh(times(op, x, W, Wb) + times(op, before[0], R, Rb))]
 
     return _recurrent(op, inputs, attributes, ("tanh",), 1, cell)

@@ -14,14 +14,16 @@ import onnx
 from gradgraph.arguments import FLAG, PATH, WHOLE, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, shown
 from gradgraph.export.artifacts import Weights, opened_trainer
-from gradgraph.export.c.c_files import files
+from gradgraph.export.c.c_files import files, way_to_set
 from gradgraph.export.c.c_functions import Unit, function
 from gradgraph.export.c.c_names import is_identifier
 from gradgraph.export.c.c_reading import refusal
 from gradgraph.export.c.program import C_TYPES, Tensor
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.models import to_proto
+from gradgraph.files.protos import reads
 from gradgraph.files.suffixes import FOLDER, check_suffix
+from gradgraph.graph.prune import needed
 from gradgraph.passes.normal import normalise
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.step.folder import MANIFEST_FILE
@@ -134,7 +136,8 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
     for spec in manifest.state:
         if spec.dtype not in C_TYPES:
             raise refusal(f"state '{shown(spec.name)}'", f"it has the type {spec.dtype}")
-    state = {s.name: Tensor(tuple(initial[s.name].shape), s.dtype, s.name, "state") for s in manifest.state}
+    ordered = sorted(manifest.state, key=lambda s: (-np.dtype(s.dtype).itemsize, way_to_set(initial[s.name]), s.kind))
+    state = {s.name: Tensor(tuple(initial[s.name].shape), s.dtype, s.name, "state") for s in ordered}
     nexts = {s.name: s.next for s in manifest.state}
     functions = [
         function("step", "Trains on one batch.", step.resolved("train"), state, sizes=sizes, nexts=nexts),
@@ -154,33 +157,14 @@ def _of_step(step: Step, name: str, sizes: Mapping[str, int], initial: Mapping[s
 
 
 def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:
-    """Return ``model`` with only the outputs in ``keep`` and the inputs that they depend on."""
-    outputs = [o for o in model.graph.output if o.name in keep]
-    needed = {o.name for o in outputs}
-    nodes = []
-    for node in reversed(model.graph.node):
-        if needed.intersection(node.output):
-            nodes.append(node)
-            needed.update(_read(node))
-    inputs = [i for i in model.graph.input if i.name in needed]
-    for field, kept in (("output", outputs), ("input", inputs), ("node", nodes[::-1])):
-        own = list(kept)
-        model.graph.ClearField(field)
-        getattr(model.graph, field).extend(own)
+    """Return ``model`` with only the outputs in ``keep`` and the inputs that they depend on, in place."""
+    graph = model.graph
+    nodes, names = needed(graph.node, keep, lambda node: node.output, reads)
+    outputs, inputs = [o for o in graph.output if o.name in keep], [i for i in graph.input if i.name in names]
+    for field, kept in (("output", outputs), ("input", inputs), ("node", nodes)):
+        graph.ClearField(field)  # type: ignore[arg-type]
+        getattr(graph, field).extend(kept)
     return model
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that a node or its subgraphs read."""
-    found, waiting = set(), [node]
-    while waiting:
-        one = waiting.pop()
-        found.update(one.input)
-        for attribute in one.attribute:
-            graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-            waiting.extend(n for g in graphs for n in g.node)
-            found.update(o.name for g in graphs for o in g.output)
-    return found
 
 
 def _too_large(unit: Unit, ram: int) -> BuildError:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from gradgraph.export.c.program import Element, Map, Nested, Operation, Program, Reduce, Shape, Tensor, View
 
@@ -101,119 +102,103 @@ def grouped(program: Program) -> list[Group]:
     remove_unread(program)
     program = Program(program.inputs, program.outputs, list(program.operations))
     put_into_reductions(program)
-    group_of = {o: Group([o]) for o in program.operations}
-    maker = {t: o for o in program.operations for t in o.outputs}
-    place = {o: i for i, o in enumerate(program.operations)}
+    groups = _Groups(program.operations)
     for operation in reversed(program.operations):  # last reader first: masks go to the backward pass
         if isinstance(operation, Map):
             for view in operation.operands:
-                source = maker.get(view.tensor)
+                source = groups.maker.get(view.tensor)
                 if source is not None and in_place(view) and _is_again(source) >= operation.again:
-                    _merge(group_of, maker, group_of[source], group_of[operation], place)
-    put_into_makers(group_of, maker, place)
-    return _sorted(list(dict.fromkeys(group_of.values())), maker, group_of, place)
-
-
-def put_into_makers(
-    group_of: dict[Operation, Group], maker: dict[Tensor, Operation], place: dict[Operation, int]
-) -> None:
-    """Move each reduction to one number into the loop that computes a tensor it reads."""
-    for operation in list(group_of):
-        if not isinstance(operation, Reduce) or operation.out.size != 1 or operation.how.before:
-            continue
-        own, alone = group_of[operation], Group([operation])
-        if alone.read & own.made:
-            continue
-        for group in dict.fromkeys(group_of[maker[t]] for t in sorted(alone.read & maker.keys(), key=_name)):
-            if (
-                group.domain
-                and group.domain == long_axes(operation.operand.shape)
-                and all(in_place(v) for v in operation.views if v.tensor in group.made)
-                and not _is_between(group_of, maker, group, alone, place)
-            ):
-                own.reset([o for o in own.operations if o is not operation])
-                group.reset([*group.operations, operation])
-                group_of[operation] = group
-                break
-
-
-def _name(tensor: Tensor) -> str:
-    return tensor.name
+                    groups.merge(groups.of[source], groups.of[operation])
+    groups.put_into_makers()
+    return groups.in_order()
 
 
 def _is_again(operation: Operation) -> bool:
     return isinstance(operation, Element) and operation.again
 
 
-def _merge(
-    group_of: dict[Operation, Group],
-    maker: dict[Tensor, Operation],
-    first: Group,
-    second: Group,
-    place: dict[Operation, int],
-) -> None:
-    if first is second or first.domain is None or first.domain != second.domain:
-        return
-    if not _may_share(first, second) or not _may_share(second, first):
-        return
-    if _is_between(group_of, maker, first, second, place) or _is_between(group_of, maker, second, first, place):
-        return
-    first.reset(sorted([*first.operations, *second.operations], key=place.__getitem__))
-    for operation in second.operations:
-        group_of[operation] = first
+class _Groups:
+    """The groups of operations, at first one each.
+
+    Attributes:
+        of: the group of each operation.
+        maker: the operation that writes each tensor.
+        place: the position of each operation.
+    """
+
+    def __init__(self, operations: list[Operation]) -> None:
+        self.of = {o: Group([o]) for o in operations}
+        self.maker = {t: o for o in operations for t in o.outputs}
+        self.place = {o: i for i, o in enumerate(operations)}
+
+    def merge(self, first: Group, second: Group) -> None:
+        """Merge both groups if they can share a loop."""
+        if first is second or first.domain is None or first.domain != second.domain:
+            return
+        if not _may_share(first, second) or not _may_share(second, first):
+            return
+        if self.is_between(first, second) or self.is_between(second, first):
+            return
+        first.reset(sorted([*first.operations, *second.operations], key=self.place.__getitem__))
+        self.of.update(dict.fromkeys(second.operations, first))
+
+    def put_into_makers(self) -> None:
+        """Move each reduction to one number into the loop that computes a tensor it reads."""
+        for operation in list(self.of):
+            if not isinstance(operation, Reduce) or operation.out.size != 1 or operation.how.before:
+                continue
+            own, alone = self.of[operation], Group([operation])
+            if alone.read & own.made:
+                continue
+            read = sorted(alone.read & self.maker.keys(), key=lambda tensor: tensor.name)
+            for group in dict.fromkeys(self.of[self.maker[t]] for t in read):
+                if (
+                    group.domain
+                    and group.domain == long_axes(operation.operand.shape)
+                    and all(in_place(v) for v in operation.views if v.tensor in group.made)
+                    and not self.is_between(group, alone)
+                ):
+                    own.reset([o for o in own.operations if o is not operation])
+                    group.reset([*group.operations, operation])
+                    self.of[operation] = group
+                    break
+
+    def read_by(self, group: Group) -> set[Group]:
+        """Return the other groups whose results ``group`` reads."""
+        return {self.of[self.maker[t]] for t in group.read if t in self.maker} - {group}
+
+    def is_between(self, first: Group, second: Group) -> bool:
+        """Whether ``second`` depends on ``first`` through a third group."""
+        earliest = min(self.place[o] for o in first.operations)
+        seen: set[Group] = set()
+        waiting = [*self.read_by(second) - {first}]
+        while waiting:
+            group = waiting.pop()
+            if group is first:
+                return True
+            if group not in seen and self._last(group) >= earliest:
+                waiting += self.read_by(group)
+            seen.add(group)
+        return False
+
+    def _last(self, group: Group) -> int:
+        return max(map(self.place.__getitem__, group.operations))
+
+    def in_order(self) -> list[Group]:
+        """Return the groups in topological order, otherwise in the order of their last operations."""
+        number = {g: i for i, g in enumerate(dict.fromkeys(self.of.values()))}
+        sorter = TopologicalSorter({g: self.read_by(g) for g in number})
+        sorter.prepare()
+        order, ready = list[Group](), list[tuple[int, int, Group]]()
+        while sorter.is_active():
+            for g in sorter.get_ready():
+                heapq.heappush(ready, (self._last(g), number[g], g))
+            order.append(heapq.heappop(ready)[2])
+            sorter.done(order[-1])
+        return order
 
 
 def _may_share(first: Group, second: Group) -> bool:
     """Whether ``second`` reads the results of ``first`` only at the index it computes."""
     made = first.made
     return all(isinstance(o, Map) and in_place(v) for o in second.operations for v in o.views if v.tensor in made)
-
-
-def _is_between(
-    group_of: dict[Operation, Group],
-    maker: dict[Tensor, Operation],
-    first: Group,
-    second: Group,
-    place: dict[Operation, int],
-) -> bool:
-    """Whether ``second`` depends on ``first`` through a third group."""
-    earliest = min(place[o] for o in first.operations)
-    seen: set[Group] = set()
-    waiting = [group_of[maker[t]] for t in second.read if t in maker and group_of[maker[t]] not in (first, second)]
-    while waiting:
-        group = waiting.pop()
-        if group in seen:
-            continue
-        seen.add(group)
-        if group is first:
-            return True
-        if max(place[o] for o in group.operations) < earliest:
-            continue
-        waiting.extend(group_of[maker[t]] for t in group.read if t in maker)
-    return False
-
-
-def _sorted(
-    groups: list[Group], maker: dict[Tensor, Operation], group_of: dict[Operation, Group], place: dict[Operation, int]
-) -> list[Group]:
-    """Return ``groups`` in topological order, otherwise in the order of their last operations."""
-    needs = {g: {group_of[maker[t]] for t in g.read if t in maker} - {g} for g in groups}
-    readers: dict[Group, list[Group]] = defaultdict(list)
-    for group, before in needs.items():
-        for other in before:
-            readers[other].append(group)
-    left = {g: len(before) for g, before in needs.items()}
-    ready = [(max(map(place.__getitem__, g.operations)), i, g) for i, g in enumerate(groups) if not left[g]]
-    heapq.heapify(ready)
-    number = {g: i for i, g in enumerate(groups)}
-    order = []
-    while ready:
-        group = heapq.heappop(ready)[2]
-        order.append(group)
-        for reader in readers[group]:
-            left[reader] -= 1
-            if not left[reader]:
-                last = max(map(place.__getitem__, reader.operations))
-                heapq.heappush(ready, (last, number[reader], reader))
-    assert len(order) == len(groups), "a cycle of loops"
-    return order

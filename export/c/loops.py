@@ -191,22 +191,16 @@ class _Writer:
         """Return the strides of each access along the axes of ``domain``, by view; the key FLAT is for results."""
         flat = row_major(domain)
         found: dict[object, Shape] = {FLAT: flat} if self.stored or any(isinstance(o, Rows) for o in operations) else {}
-        self.kept: dict[tuple[Reduce, View], tuple[Shape, Shape]] = {}
-        made = self.group.made
+        made, totals = self.group.made, self.group.totals
         for o in operations:
-            if isinstance(o, Map):
-                views = [v for v in o.operands if v.tensor not in made and not is_literal(v)]
-                found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
-            elif isinstance(o, Rows):
+            if isinstance(o, Reduce) and o not in totals:
+                found.update({(o, v): self._split(o, v)[0] for v in o.views if not is_literal(v)})
+                continue
+            if isinstance(o, Rows):
                 views = [a for a in o.arguments if isinstance(a, View)]
-                found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
-            elif isinstance(o, Reduce) and o in self.group.totals:
+            else:
                 views = [v for v in o.views if v.tensor not in made and not is_literal(v)]
-                found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
-            elif isinstance(o, Reduce):
-                for view in o.views:
-                    if not is_literal(view):
-                        found[o, view] = self._split(o, view)[0]
+            found.update({v: _fit(squeezed(v.shape, v.strides), domain) for v in views})
         return found
 
     @staticmethod
@@ -303,7 +297,7 @@ class _Writer:
         names = {"a": self.fresh("sum"), "t": C_TYPES[o.operand.dtype], "r": variables[0] if variables else "0"}
         if o.how.before:
             self.line(o.how.before.format(**names))
-        self.line(f"{o.out.c_type} {names['a']} = {o.how.start};")
+        self.line(f"{o.how.c_type or o.out.c_type} {names['a']} = {o.how.start};")
         outer = dict(self.loads)
         for variable, size in zip(variables, sizes, strict=True):
             self.open(variable, size)

@@ -17,7 +17,7 @@ from gradgraph.export.c.program import C_TYPES, Reduction
 
 Attributes = Mapping[str, Any]
 
-_SMALLER, _LARGER = "({0} < {1} || {0} != {0} ? {0} : {1})", "({0} > {1} || {0} != {0} ? {0} : {1})"
+_LOWEST = {-(2**63): "INT64_MIN", -(2**31): "INT32_MIN"}  # in C, -2147483648 negates a number that int does not have
 
 # operators on floating-point types only
 FLOATING = {
@@ -48,6 +48,8 @@ FLOATING = {
     "HardSwish": "{0} * ({0} < -3 ? 0 : {0} > 3 ? 1 : {0} / 6 + {half})",
     "Mish": "{0} * tanh{f}({0} > 20 ? {0} : log1p{f}(exp{f}({0})))",
     "Div": "{0} / {1}",
+    "Pow": "pow{f}({0}, ({t}){1})",
+    "PRelu": "({0} < 0 ? {0} * {1} : {0})",
 }
 
 # operators on all numeric types
@@ -57,6 +59,8 @@ NUMERIC = {
     "Mul": "{0} * {1}",
     "Relu": "({0} < 0 ? 0 : {0})",
     "Sign": "({0} > 0) - ({0} < 0)",
+    "Max": "({0} > {1} || {0} != {0} ? {0} : {1})",
+    "Min": "({0} < {1} || {0} != {0} ? {0} : {1})",
 }
 
 # operators with a boolean result
@@ -130,29 +134,12 @@ def literal(value: Any, dtype: str) -> str:
         text = str(np.float32(value)) if dtype == "float32" else repr(number)
         text = text if any(c in text for c in ".e") else text + ".0"
         text += "f" if dtype == "float32" else ""
-    elif dtype == "int64":
-        text = (
-            "INT64_MIN"
-            if int(value) == -(2**63)
-            else f"INT64_C({int(value)})"
-            if abs(int(value)) >= 2**31
-            else str(int(value))
-        )
-    elif kind == "u":
-        text = (
-            f"UINT64_C({int(value)})"
-            if dtype == "uint64"
-            else f"{int(value)}u"
-            if dtype == "uint32"
-            else str(int(value))
-        )
+    elif int(value) in _LOWEST:
+        text = _LOWEST[int(value)]
     else:
-        text = "INT32_MIN" if int(value) == -(2**31) else str(int(value))
+        form = "INT64_C({})" if dtype == "int64" and abs(int(value)) >= 2**31 else "{}"
+        text = {"uint64": "UINT64_C({})", "uint32": "{}u"}.get(dtype, form).format(int(value))
     return f"({text})" if text.startswith("-") else text
-
-
-def _extreme(template: str) -> Callable[..., str | None]:
-    return lambda a, dtypes, out: template if np.dtype(dtypes[0]).kind != "b" else None
 
 
 def _float(template: str, **defaults: float) -> Callable[..., str | None]:
@@ -189,12 +176,6 @@ def _mod(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     return {"i": "({0} % {1} + {1}) % {1}", "u": "{0} % {1}"}.get(kind)
 
 
-def _pow(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
-    if np.dtype(dtypes[0]).kind != "f":
-        return None
-    return "pow{f}({0}, ({t}){1})"
-
-
 def _shift(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     return "{0} >> {1}" if attributes.get("direction") == "RIGHT" else "({o})({0} << {1})"
 
@@ -205,18 +186,14 @@ def _is_inf(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
 
 
 _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
-    "Max": _extreme(_LARGER),
-    "Min": _extreme(_SMALLER),
     "Where": lambda a, d, o: "({0} ? {1} : {2})",
     "Cast": _cast,
     "Identity": lambda a, d, o: "{0}",
     "Abs": lambda a, d, o: "fabs{f}({0})" if np.dtype(d[0]).kind == "f" else "({0} < 0 ? -{0} : {0})",
     "Gelu": _gelu,
     "Mod": _mod,
-    "Pow": _pow,
     "BitShift": _shift,
     "IsInf": _is_inf,
-    "PRelu": _float("({0} < 0 ? {0} * {1} : {0})"),
     "LeakyRelu": _float("({0} < 0 ? {alpha} * {0} : {0})", alpha=0.01),
     "Elu": _float("({0} < 0 ? {alpha} * (exp{f}({0}) - 1) : {0})", alpha=1.0),
     "Celu": _float("({0} < 0 ? {alpha} * (exp{f}({0} / {alpha}) - 1) : {0})", alpha=1.0),
@@ -254,7 +231,7 @@ def reduction(op_type: str, attributes: Attributes, dtype: str) -> Reduction | N
             return None
         than = (">" if op_type == "ArgMax" else "<") + ("=" if attributes.get("select_last_index", 0) else "")
         step = "if ({a} < 0 || {v} " + than + " {a}_best) {{ {a} = {r}; {a}_best = {v}; }}"
-        return Reduction("-1", step, before=C_TYPES[dtype] + " {a}_best = 0;")
+        return Reduction("-1", step, before=C_TYPES[dtype] + " {a}_best = 0;", c_type="int")
     if kind == "b":
         return None
     if op_type in _EXTREME:

@@ -207,12 +207,18 @@ class Map(Element):
 
 @dataclass(eq=False)
 class Reduction:
-    """The steps of a reduction as C text, with {a} the accumulator, {v} the value, {r} its index, {n} the count."""
+    """The steps of a reduction as C text, with {a} the accumulator, {v} the value, {r} its index, {n} the count.
+
+    Attributes:
+        before: a declaration before the loop; {t} is the C type of the values.
+        c_type: the C type of the accumulator; by default, that of the result.
+    """
 
     start: str
     step: str
     finish: str = "{a}"
-    before: str = ""  # a declaration before the loop; {t} is the C type of the values
+    before: str = ""
+    c_type: str = ""
 
 
 @dataclass(eq=False)
@@ -235,6 +241,7 @@ class Reduce(Element):
 
 
 FLAT = "flat"  # an argument of Rows: the row-major index of the first element
+FAULT = "fault"  # an argument of Call: where the kernel sets 1 for an index that is out of range
 Argument: TypeAlias = "View | Tensor | int | str | tuple[int, ...]"
 
 
@@ -257,12 +264,21 @@ class Rows(Element):
 
 @dataclass(eq=False)
 class Call(Operation):
-    """A kernel call with base addresses of tensors; ``out`` contains None for outputs that nothing reads."""
+    """A kernel call with base addresses of tensors; ``out`` contains None for outputs that nothing reads.
+
+    Attributes:
+        in_place: the input that the output may overwrite.
+    """
 
     out: list[Tensor | None]
     function: str
     arguments: list[Argument | None]
-    checks: bool = False  # whether the kernel checks indices and may fail
+    in_place: Tensor | None = None
+
+    @property
+    def checks(self) -> bool:
+        """Whether the kernel checks indices and may fail."""
+        return FAULT in self.arguments
 
     @property
     def outputs(self) -> list[Tensor]:

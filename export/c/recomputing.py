@@ -156,3 +156,4 @@ def _substitute(o: Operation, copies: dict[Tensor, Tensor]) -> None:
                        for a in o.arguments]  # fmt: skip
     elif isinstance(o, Call):
         o.arguments = [copies.get(a, a) if isinstance(a, Tensor) else a for a in o.arguments]
+        o.in_place = None if o.in_place is None else copies.get(o.in_place, o.in_place)

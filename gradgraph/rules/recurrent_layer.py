@@ -96,32 +96,37 @@ class Direction:
     def scan(
         self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], against: bool
     ) -> Any:
-        """Loop over time, along the direction or ``against`` it; return final states, then the outputs of each step.
+        """Loop over time, along the direction or ``against`` it; see ``scan``."""
+        return scan(self.op, write, states, steps, self.backwards != against)
 
-        ``write(*states, *slices)`` returns the next states and the outputs of one step.
-        """
-        op = self.op
-        carried = [_value(s, s.shape) for s in states]
-        slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
-        body = op.graph([*carried, *slices], write)
-        for y in body.outputs:  # onnxruntime requires the ranks of these
-            shapes.record_shape(y, shape_of(y) or MATRIX)
-        flip = int(self.backwards != against)
-        results = op.Scan(
-            *states,
-            *steps,
-            outputs=len(body.outputs),
-            body=body,
-            num_scan_inputs=len(steps),
-            scan_input_directions=[flip] * len(steps),
-            scan_output_directions=[flip] * (len(body.outputs) - len(states)),
-        )
-        results = results if isinstance(results, tuple) else (results,)
-        for result, state in zip(results, states, strict=False):
-            op.like(result, state)
-        for result in results:
-            result.value.type = ir.TensorType(self.X.dtype)
-        return results
+
+def scan(
+    op: Builder, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], backwards: bool
+) -> tuple[Var, ...]:
+    """Loop over time; return the final states, then the outputs of all steps.
+
+    ``write(*states, *slices)`` returns the next states and the outputs of one step.
+    """
+    carried = [_value(s, s.shape) for s in states]
+    slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
+    body = op.graph([*carried, *slices], write)
+    for y in body.outputs:  # onnxruntime requires the ranks of these
+        shapes.record_shape(y, shape_of(y) or MATRIX)
+    results = op.Scan(
+        *states,
+        *steps,
+        outputs=len(body.outputs),
+        body=body,
+        num_scan_inputs=len(steps),
+        scan_input_directions=[int(backwards)] * len(steps),
+        scan_output_directions=[int(backwards)] * (len(body.outputs) - len(states)),
+    )
+    results = results if isinstance(results, tuple) else (results,)
+    for result, state in zip(results, states, strict=False):
+        op.like(result, state)
+    for result in results:
+        result.value.type = ir.TensorType(steps[0].dtype)
+    return results
 
 
 def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:

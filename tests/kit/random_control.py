@@ -182,7 +182,12 @@ def choice_of_ranks(f: Flow) -> None:
 
 
 def by_its_rank(f: Flow, y: str) -> str:
-    """Append an If with one branch for matrices and one for vectors, which onnxruntime runs only for these ranks."""
+    """Append an If with one branch for matrices and one for vectors, which onnxruntime runs only for these ranks.
+
+    Weights must be inputs of the model. If a weight decides the rank, onnxruntime (1.31) folds that decision,
+    infers the types of both branches again, now with a known rank, and rejects the one that never runs, such as a
+    ReduceMean along axis 1 of a vector (seeds 117, 175 and 182). Without optimizations it opens these models.
+    """
     matrix = f.node("Equal", f.node("Size", f.node("Shape", y)), f.constant(2))
 
     def write_matrix() -> list[Output]:

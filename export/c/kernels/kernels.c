@@ -40,57 +40,6 @@ static void next_position(const int *shape, int *where) {
 /* p of a convolution: channels, height and width of x; channels, height and width of y; height and width of the kernel;
    strides; dilations; pads at the beginning; groups */
 
-/* == conv_rows (position): elements of a convolution from index `at` on */
-static void conv_rows(float *sums, int count, const float *x, const float *w, int at, const int *p) {
-    const int channels = p[0], height = p[1], width = p[2], kh = p[6], kw = p[7];
-    const int in_group = channels / p[14], out_group = p[3] / p[14];
-    const int shape[4] = {0, p[3], p[4], p[5]};
-    int o[4];
-    position(at, shape, o);
-    for (int t = 0; t < count; t++, next_position(shape, o)) {
-        const float *image = x + (o[0] * channels + o[1] / out_group * in_group) * height * width;
-        const float *kernel = w + o[1] * in_group * kh * kw;
-        const int top = o[2] * p[8] - p[12], left = o[3] * p[9] - p[13];
-        float sum = 0.0f;
-        for (int c = 0; c < in_group; c++)
-            for (int u = 0; u < kh; u++) {
-                const int row = top + u * p[10];
-                if (row < 0 || row >= height) continue;
-                for (int v = 0; v < kw; v++) {
-                    const int column = left + v * p[11];
-                    if (column < 0 || column >= width) continue;
-                    sum += image[(c * height + row) * width + column] * kernel[(c * kh + u) * kw + v];
-                }
-            }
-        sums[t] = sum;
-    }
-}
-
-/* == conv_input_rows (position): elements of the gradient of a convolution's input, or of a transposed convolution */
-static void conv_input_rows(float *sums, int count, const float *dy, const float *w, int at, const int *p) {
-    const int kh = p[6], kw = p[7], out_height = p[4], out_width = p[5];
-    const int in_group = p[0] / p[14], out_group = p[3] / p[14];
-    const int shape[4] = {0, p[0], p[1], p[2]};
-    int i[4];
-    position(at, shape, i);
-    for (int t = 0; t < count; t++, next_position(shape, i)) {
-        const int group = i[1] / in_group, c = i[1] % in_group;
-        float sum = 0.0f;
-        for (int m = group * out_group; m < (group + 1) * out_group; m++)
-            for (int u = 0; u < kh; u++) {
-                const int down = i[2] + p[12] - u * p[10], row = down / p[8];
-                if (down < 0 || down % p[8] || row >= out_height) continue;
-                for (int v = 0; v < kw; v++) {
-                    const int right = i[3] + p[13] - v * p[11], column = right / p[9];
-                    if (right < 0 || right % p[9] || column >= out_width) continue;
-                    sum += dy[((i[0] * p[3] + m) * out_height + row) * out_width + column] *
-                           w[((m * in_group + c) * kh + u) * kw + v];
-                }
-            }
-        sums[t] = sum;
-    }
-}
-
 /* == stored: element i of integers of type 0: int8, 1: uint8, 2: int4, 3: uint4, two per byte and low bits first */
 static int stored(const void *w, int i, int type) {
     if (type == 0) return ((const signed char *)w)[i];
@@ -100,10 +49,15 @@ static int stored(const void *w, int i, int type) {
     return type == 2 ? (half ^ 8) - 8 : half;
 }
 
-/* == conv_rows_stored (position, stored): conv_rows with integer weights; q has their type, and the steps from one
-   output channel to the next in scale and zero */
-static void conv_rows_stored(float *sums, int count, const float *x, const void *w, const float *scale,
-                             const int32_t *zero, int at, const int *p, const int *q) {
+/* == weight_at (stored): element i of floats (type -1), or of integers less their zero point */
+static float weight_at(const void *w, int i, int type, int zero) {
+    return type < 0 ? ((const float *)w)[i] : (float)(stored(w, i, type) - zero);
+}
+
+/* == conv_sums (position, stored, weight_at): elements of a convolution from index `at` on; q of integer weights has
+   their type, and the steps from one output channel to the next in scale and zero */
+static void conv_sums(float *sums, int count, const float *x, const void *w, int type, const float *scale,
+                      const int32_t *zero, int at, const int *p, const int *q) {
     const int channels = p[0], height = p[1], width = p[2], kh = p[6], kw = p[7];
     const int in_group = channels / p[14], out_group = p[3] / p[14];
     const int shape[4] = {0, p[3], p[4], p[5]};
@@ -111,7 +65,7 @@ static void conv_rows_stored(float *sums, int count, const float *x, const void 
     position(at, shape, o);
     for (int t = 0; t < count; t++, next_position(shape, o)) {
         const float *image = x + (o[0] * channels + o[1] / out_group * in_group) * height * width;
-        const int kernel = o[1] * in_group * kh * kw, point = zero[o[1] * q[2]];
+        const int kernel = o[1] * in_group * kh * kw, point = type < 0 ? 0 : zero[o[1] * q[2]];
         const int top = o[2] * p[8] - p[12], left = o[3] * p[9] - p[13];
         float sum = 0.0f;
         for (int c = 0; c < in_group; c++)
@@ -122,16 +76,28 @@ static void conv_rows_stored(float *sums, int count, const float *x, const void 
                     const int column = left + v * p[11];
                     if (column < 0 || column >= width) continue;
                     sum += image[(c * height + row) * width + column] *
-                           (float)(stored(w, kernel + (c * kh + u) * kw + v, q[0]) - point);
+                           weight_at(w, kernel + (c * kh + u) * kw + v, type, point);
                 }
             }
-        sums[t] = sum * scale[o[1] * q[1]];
+        sums[t] = type < 0 ? sum : sum * scale[o[1] * q[1]];
     }
 }
 
-/* == conv_input_rows_stored (position, stored): conv_input_rows with integer weights */
-static void conv_input_rows_stored(float *sums, int count, const float *dy, const void *w, const float *scale,
-                                   const int32_t *zero, int at, const int *p, const int *q) {
+/* == conv_rows (position, stored, weight_at, conv_sums): conv_sums with floats as weights */
+static void conv_rows(float *sums, int count, const float *x, const float *w, int at, const int *p) {
+    conv_sums(sums, count, x, w, -1, NULL, NULL, at, p, NULL);
+}
+
+/* == conv_rows_stored (position, stored, weight_at, conv_sums): conv_sums with integers as weights */
+static void conv_rows_stored(float *sums, int count, const float *x, const void *w, const float *scale,
+                             const int32_t *zero, int at, const int *p, const int *q) {
+    conv_sums(sums, count, x, w, q[0], scale, zero, at, p, q);
+}
+
+/* == conv_input_sums (position, stored, weight_at): elements of the gradient of a convolution's input, or of a
+   transposed convolution; q as in conv_sums */
+static void conv_input_sums(float *sums, int count, const float *dy, const void *w, int type, const float *scale,
+                            const int32_t *zero, int at, const int *p, const int *q) {
     const int kh = p[6], kw = p[7], out_height = p[4], out_width = p[5];
     const int in_group = p[0] / p[14], out_group = p[3] / p[14];
     const int shape[4] = {0, p[0], p[1], p[2]};
@@ -141,6 +107,7 @@ static void conv_input_rows_stored(float *sums, int count, const float *dy, cons
         const int group = i[1] / in_group, c = i[1] % in_group;
         float sum = 0.0f;
         for (int m = group * out_group; m < (group + 1) * out_group; m++) {
+            const int point = type < 0 ? 0 : zero[m * q[2]];
             float part = 0.0f;
             for (int u = 0; u < kh; u++) {
                 const int down = i[2] + p[12] - u * p[10], row = down / p[8];
@@ -149,13 +116,24 @@ static void conv_input_rows_stored(float *sums, int count, const float *dy, cons
                     const int right = i[3] + p[13] - v * p[11], column = right / p[9];
                     if (right < 0 || right % p[9] || column >= out_width) continue;
                     part += dy[((i[0] * p[3] + m) * out_height + row) * out_width + column] *
-                            (float)(stored(w, ((m * in_group + c) * kh + u) * kw + v, q[0]) - zero[m * q[2]]);
+                            weight_at(w, ((m * in_group + c) * kh + u) * kw + v, type, point);
                 }
             }
-            sum += part * scale[m * q[1]];
+            sum += type < 0 ? part : part * scale[m * q[1]];
         }
         sums[t] = sum;
     }
+}
+
+/* == conv_input_rows (position, stored, weight_at, conv_input_sums): conv_input_sums with floats as weights */
+static void conv_input_rows(float *sums, int count, const float *dy, const float *w, int at, const int *p) {
+    conv_input_sums(sums, count, dy, w, -1, NULL, NULL, at, p, NULL);
+}
+
+/* == conv_input_rows_stored (position, stored, weight_at, conv_input_sums): conv_input_sums with integers as weights */
+static void conv_input_rows_stored(float *sums, int count, const float *dy, const void *w, const float *scale,
+                                   const int32_t *zero, int at, const int *p, const int *q) {
+    conv_input_sums(sums, count, dy, w, q[0], scale, zero, at, p, q);
 }
 
 /* == conv_weight_rows (position): elements of the gradient of a convolution's weights; the batch size comes last */
@@ -260,7 +238,7 @@ static void average_pool_input_rows(float *sums, int count, const float *dy, int
 /* == place: an index along an axis of `size` elements; negative ones count from the end */
 static int place(int64_t index, int size, int *fault) {
     if (index < 0) index += size;
-    if (index >= 0 && index < size) return (int)index;
+    if ((uint64_t)index < (uint64_t)size) return (int)index;
     *fault = 1;
     return 0;
 }
@@ -273,6 +251,16 @@ static void gather(void *y, const void *x, const int64_t *indices, int outer, in
         for (int i = 0; i < count; i++) {
             const int at = place(indices[i], size, fault);
             memcpy((char *)y + (size_t)(o * count + i) * slice, (const char *)x + (size_t)(o * size + at) * slice, slice);
+        }
+}
+
+/* == gather_stored (stored, place): gather of integers of this type, as floats */
+static void gather_stored(float *y, const void *x, const int64_t *indices, int outer, int size, int inner, int count,
+                          int type, int *fault) {
+    for (int o = 0; o < outer; o++)
+        for (int i = 0; i < count; i++) {
+            const int from = (o * size + place(indices[i], size, fault)) * inner;
+            for (int k = 0; k < inner; k++) *y++ = (float)stored(x, from + k, type);
         }
 }
 
@@ -344,4 +332,29 @@ static void cumulative_sum(float *y, const float *x, int outer, int size, int in
                 if (!exclusive) y[at] = sum;
             }
         }
+}
+
+/* == softmax: along an axis of x [outer, size, inner]; y may be x */
+static void softmax(float *y, const float *x, int outer, int size, int inner) {
+    for (int o = 0; o < outer * inner; o++) {
+        const int first = o / inner * size * inner + o % inner, end = first + size * inner;
+        float top = x[first], sum = 0.0f;
+        for (int i = first; i < end; i += inner)
+            if (!(x[i] <= top)) top = x[i];
+        for (int i = first; i < end; i += inner) sum += y[i] = expf(x[i] - top);
+        for (int i = first; i < end; i += inner) y[i] /= sum;
+    }
+}
+
+/* == log_softmax: the logarithm of softmax */
+static void log_softmax(float *y, const float *x, int outer, int size, int inner) {
+    for (int o = 0; o < outer * inner; o++) {
+        const int first = o / inner * size * inner + o % inner, end = first + size * inner;
+        float top = x[first], sum = 0.0f;
+        for (int i = first; i < end; i += inner)
+            if (!(x[i] <= top)) top = x[i];
+        for (int i = first; i < end; i += inner) sum += expf(y[i] = x[i] - top);
+        sum = logf(sum);
+        for (int i = first; i < end; i += inner) y[i] -= sum;
+    }
 }

@@ -28,21 +28,21 @@ def integers(name: str, kind: str, shape: Sequence[int]) -> onnx.TensorProto:
 
 
 def model_of(
-    kind: str, shape: Sequence[int], scales: Sequence[int], node: onnx.NodeProto, x: Sequence[int], *,
-    transposed: bool = False, points: bool = True, **attributes: Any,
+    kind: str, shape: Sequence[int], scales: Sequence[int], node: Any, x: Sequence[int], *,
+    transposed: bool = False, points: bool = True, dtype: int = TensorProto.FLOAT, **attributes: Any,
 ) -> onnx.ModelProto:  # fmt: skip
     """Return a model that computes ``node`` of ``x`` and the weight ``w``, stored as integers with these scales."""
     low, high = RANGES[kind]
     nodes = [helper.make_node("DequantizeLinear", ["q", "s", "z"] if points else ["q", "s"], ["v"], **attributes)]
     nodes.append(helper.make_node("Transpose" if transposed else "Identity", ["v"], ["w"]))
-    nodes.append(node)
+    nodes += [node] if isinstance(node, onnx.NodeProto) else node
     known = [
         integers("q", kind, shape),
         numpy_helper.from_array(RNG.uniform(0.5, 1.5, tuple(scales)).astype(np.float32) / (high - low), "s"),
         *([integers("z", kind, scales)] if points else []),
     ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, tuple(x))],
+        nodes, "g", [helper.make_tensor_value_info("x", dtype, tuple(x))],
         [helper.make_empty_tensor_value_info("y")], known,
     )  # fmt: skip
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -87,6 +87,50 @@ def test_integer_weights_stay_in_flash(layout: str, kind: str, points: bool, tmp
     assert made.arena <= expected.nbytes * (2 if "convolution" in layout else 1) + 8
     count, bits = int(np.prod(shape)), 4 if "4" in kind else 8
     assert made.constants <= -(-count * bits // 8) + 8 * int(np.prod(scales)) + 200
+
+
+TABLE = (9, 6)
+TABLES: dict[str, Any] = {
+    "per tensor": ((), {}),
+    "per row": ((9,), {"axis": 0}),
+    "per column": ((6,), {"axis": 1}),
+    "blocks of columns": ((9, 2), {"axis": 1, "block_size": 3}),
+}
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("points", [True, False])
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize("layout", TABLES)
+def test_only_gathered_rows_become_floats(layout: str, kind: str, points: bool, tmp_path: Path) -> None:
+    scales, options = TABLES[layout]
+    node = helper.make_node("Gather", ["w", "x"], ["y"])
+    model = model_of(kind, TABLE, scales, node, (2, 2), points=points, dtype=TensorProto.INT64, **options)
+    rows = np.array([[8, -9], [3, 3]])
+    expected = ReferenceEvaluator(model).run(None, {"x": rows})[0]
+    made = gg.export.c(model, tmp_path / "c")
+    program, found = Program(tmp_path / "c", "model"), np.zeros(expected.shape, np.float32)
+    assert program.call("run", rows, found) == 0
+    np.testing.assert_array_equal(found, expected)
+    few = sum(len(rows.ravel()) * 4 * (2 if "blocks" in layout else 1) for _ in range(1 + points))
+    assert made.arena <= expected.nbytes + (few if options.get("axis") == 0 or "blocks" in layout else 0) + 16
+    assert program.call("run", np.array([[0, 1], [9, 0]]), found) == 1
+
+
+def test_a_row_that_is_known_is_not_a_whole_table(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["at"], value_int=-2),
+        helper.make_node("Gather", ["w", "at"], ["row"]),
+        helper.make_node("Mul", ["row", "x"], ["y"]),
+    ]
+    model = model_of("INT8", TABLE, (9,), nodes, (6,), axis=0)
+    x = RNG.normal(size=6).astype(np.float32)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    made = gg.export.c(model, tmp_path / "c")
+    found = np.zeros_like(expected)
+    assert Program(tmp_path / "c", "model").call("run", x, found) == 0
+    np.testing.assert_array_equal(found, expected)
+    assert made.arena <= 2 * expected.nbytes + 16
 
 
 @NEEDS_COMPILER

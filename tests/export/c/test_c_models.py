@@ -50,6 +50,9 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         "ReduceLogSumExp",
     )},
     "Log": ("Log", [np.abs(X)], {}),
+    "Softmax of channels": ("Softmax", [IMAGES], {"axis": 1}),
+    "Softmax of float64": ("Softmax", [X.astype(np.float64)], {"axis": 1}),
+    "LogSoftmax of channels": ("LogSoftmax", [IMAGES], {"axis": 1}),
     "Gelu tanh": ("Gelu", [X], {"approximate": "tanh"}),
     "PRelu": ("PRelu", [X, X[:1, :, :1]], {}),
     "Pow": ("Pow", [np.abs(X), X[0]], {}),
@@ -157,6 +160,17 @@ def test_a_mean_of_errors_needs_no_array_of_errors(tmp_path: Path) -> None:
     assert Program(tmp_path, "model").call("run", x, t, mean, top) == 0
     np.testing.assert_allclose(mean, np.mean((x @ w - t) ** 2), rtol=1e-5)
     np.testing.assert_allclose(top, np.max(x @ w - t), rtol=1e-5)
+
+
+def test_the_readme_counts_multiply_adds(tmp_path: Path) -> None:
+    gg.export.c(small_step(), tmp_path / "linear")  # x [2, 6], 4 outputs; the loss multiplies 2 rows by their weights
+    op_type, inputs, attrs = CASES["Conv"]
+    gg.export.c(model_of(op_type, inputs, **attrs), tmp_path / "conv")  # y [2, 6, 4, 5], of 2 channels and 3x3 taps
+    for folder, words in (
+        ("linear", "98 in `trainer_step`, 50 in `trainer_evaluate`, 48 in `trainer_predict`"),
+        ("conv", "4,320 in `model_run`"),
+    ):
+        assert f"padding included: {words}." in (tmp_path / folder / "README.md").read_text()
 
 
 def test_open_sizes_are_refused_and_given(tmp_path: Path) -> None:

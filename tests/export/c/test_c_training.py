@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,12 @@ def test_arguments_never_shadow_names_of_the_code() -> None:
     )
     assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7", "X_y_3",
                                     "v_gemm_rows", "v_uint8_t", "v_NET_OK"]  # fmt: skip
+
+
+def test_names_of_kernels_are_reserved() -> None:
+    text = (resources.files("gradgraph.export.c") / "kernels" / "kernels.c").read_text("utf-8")
+    functions = re.findall(r"^static .*?(\w+)\(", text, re.MULTILINE)
+    assert len(functions) > 20 and [n for n in identifiers(functions).values() if not n.startswith("v_")] == []
 
 
 def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
