@@ -162,7 +162,7 @@ def _pruned(model: onnx.ModelProto, keep: list[str]) -> onnx.ModelProto:
     nodes, names = needed(graph.node, keep, lambda node: node.output, reads)
     outputs, inputs = [o for o in graph.output if o.name in keep], [i for i in graph.input if i.name in names]
     for field, kept in (("output", outputs), ("input", inputs), ("node", nodes)):
-        graph.ClearField(field)  # type: ignore[arg-type]
+        graph.ClearField(field)
         getattr(graph, field).extend(kept)
     return model
 
