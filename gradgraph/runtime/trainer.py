@@ -24,7 +24,7 @@ from gradgraph.arguments import (
 from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.data.arrays.batch import Array, Batch
 from gradgraph.data.arrays.remedies import check_counts
-from gradgraph.data.record.column_assignment import fitting, placed
+from gradgraph.data.record.column_assignment import placed
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.sources.labels_apart import labels_apart, paired
 from gradgraph.data.sources.sources import Indexed
@@ -33,15 +33,14 @@ from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
+from gradgraph.runtime.checkpoints import Checkpoints
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.locking import synchronized
 from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
-from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
-from gradgraph.runtime.exports import Exports
 from gradgraph.runtime.features.keeping import keep_features as keep
 from gradgraph.runtime.features.variants import Variants
 from gradgraph.runtime.loop.fit import Fit, FitOptions
@@ -50,10 +49,8 @@ from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
 from gradgraph.runtime.loop.several import SeveralFit, rates_of
 from gradgraph.runtime.loop.sizing import limit_of
-from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
-from gradgraph.runtime.saved.partial import Loaded, OfModel, Stored, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
@@ -68,7 +65,7 @@ KEEP = Kind("True, False or 'auto'", lambda value: FLAG.fits(value) or value == 
 EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
-class Trainer(Exports):
+class Trainer(Checkpoints):
     """A trainer that runs a step with stock onnxruntime.
 
     Several threads may share a trainer: their calls wait for each other. While ``fit`` runs in one thread, others
@@ -513,71 +510,7 @@ class Trainer(Exports):
         results = [next(iter(outputs.values())) if len(outputs) == 1 else outputs for outputs in found]
         return results if per_batch else results[0]
 
-    # --- state ------------------------------------------------------------------------------------------------
-
-    @property
-    @synchronized
-    def state(self) -> State:
-        """The state tensors, in device memory."""
-        return self._session.state
-
-    @property
-    @synchronized
-    def parameters(self) -> dict[str, Array]:
-        """Copies of the trained weights, by name."""
-        return OfModel(self._session.state.read(self.manifest.trainable))
-
-    @synchronized
-    def close_sessions(self) -> None:
-        """Close all sessions to free their memory; the next step, evaluation or prediction opens its own."""
-        self._session.close_sessions()
-
-    @synchronized
-    def state_dict(self) -> dict[str, Array]:
-        """Return copies of all state tensors: parameters, running statistics, optimizer slots, counters."""
-        return OfModel(self._session.read())
-
-    @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
-    def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:
-        """Replace the state, or some of its weights.
-
-        Args:
-            values: arrays by name, or the path of a file: safetensors (such as a checkpoint), ``.npz``, or an ``.onnx``
-                with its weights. A checkpoint or a model also provides the names of columns and classes.
-            strict: require exactly the tensors of the state. Otherwise, weights and running statistics whose name and
-                shape match are loaded (floating-point types are converted), and the optimizer's copies of them, such
-                as averages and master weights, are reset to the loaded values; everything else is unchanged.
-
-        Returns:
-            The names of tensors that were loaded, missing, unexpected or mismatched; print it.
-
-        Raises:
-            CheckpointError: if a tensor is missing, unknown, or of a different shape or dtype; with ``strict=False``,
-                if no tensor matches. The state is unchanged.
-            BusyError: if ``fit`` is running in another thread.
-        """
-        stored = Stored(values) if isinstance(values, Mapping) else read_values(values)
-        given, names = stored.values, stored.names
-        names = fitting(names, self.manifest.inputs, self.manifest.targets)
-        with self.turns.trained("load_state_dict"):
-            loaded = self._session.take(given, strict)
-            self._session.data.learn(names)
-            self._unread = None
-            return loaded
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Trainer cannot be pickled or copied, since it contains onnxruntime sessions; save() a checkpoint and "
-            "create another one with Trainer.resume(step, checkpoint) (a Step can be pickled)"
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, atomically.
-
-        Raises:
-            OutputError: if ``path`` cannot be written. An older checkpoint at ``path`` stays intact.
-        """
-        self._session.save(path)
+    # --- checkpoints ------------------------------------------------------------------------------------------
 
     @classmethod
     def resume(
@@ -600,15 +533,8 @@ class Trainer(Exports):
         trainer.load(weights_of(path, last=True))
         return trainer
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Load state and progress from a checkpoint, or from a run's folder (its best checkpoint, else its last one).
-
-        Raises:
-            CheckpointError: if the checkpoint is missing, damaged, or of another step. Nothing is changed.
-            BusyError: if ``fit`` is running in another thread, or this is called in a callback of ``fit``.
-        """
-        values, progress = self._session.team.from_first(lambda: load_newest(path, self.manifest.state))
-        with self.turns.trained("load", in_callbacks=False):
-            self._session.stand_at(values, progress)
-            self._resumed_at = progress.steps
-            self._unread = None
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Trainer cannot be pickled or copied, since it contains onnxruntime sessions; save() a checkpoint and "
+            "create another one with Trainer.resume(step, checkpoint) (a Step can be pickled)"
+        )
