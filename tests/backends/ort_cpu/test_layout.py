@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine, lower
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import Network, write_blocked_forms
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.portable import PORTABLE
 from gradgraph.frontend import Module, nn
@@ -311,24 +310,6 @@ def test_a_tensor_that_was_read_before_is_added_by_the_convolution() -> None:
         feeds = drawn(model)
         same(numbers(model, False, feeds), numbers(model, True, feeds))
         assert sums(model) == [inputs]
-
-
-def test_a_cut_is_the_cheapest_and_the_smallest() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        inner = [f"n{i}" for i in range(5)]
-        edges = {pair: int(rng.integers(0, 9)) for pair in itertools.permutations(["s", *inner, "t"], 2)
-                 if rng.random() < 0.5}  # fmt: skip
-        network = Network()
-        for (a, b), cost in edges.items():
-            network.add(a, b, cost)
-
-        def price(side: frozenset[str], edges: dict[tuple[str, str], int] = edges) -> tuple[int, int]:
-            return sum(c for (a, b), c in edges.items() if a in side and b not in side), len(side)
-
-        subsets = itertools.chain.from_iterable(itertools.combinations(inner, k) for k in range(6))
-        best = min((frozenset({"s", *chosen}) for chosen in subsets), key=price)
-        assert network.side("s", "t") == best
 
 
 # --- whole steps --------------------------------------------------------------------------------------------------

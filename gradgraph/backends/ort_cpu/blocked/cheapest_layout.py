@@ -11,7 +11,6 @@ A blocked tensor is declared with its plain shape [N, C, H, W]; C is a multiple 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
@@ -22,13 +21,13 @@ from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForm,
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.ort_cpu.conv.conv_fusions import fuse_into_convolutions
 from gradgraph.backends.ort_operators import BLOCKED
+from gradgraph.graph.minimum_cut import NEVER, Network
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal.edit import Editor
 
 _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides of the cut
-_NEVER = 1 << 60  # the cost of an edge that must not be cut: no kernel reorders booleans
 
 
 def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
@@ -67,19 +66,19 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
         network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
     for value in dict.fromkeys(v for node in forms for v in _values(node) if fits(v)):
         _add_reorders(network, value, forms)
-    return network.side(_BLOCKS, _PLAIN)
+    return network.source_side(_BLOCKS, _PLAIN)
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
     """Add the cost of reordering ``value`` to ``network``, incurred if any node reads it in the other layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
-    price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER
+    price = _elements(value) if value.dtype == ir.DataType.FLOAT else NEVER  # no kernel reorders booleans
     network.add(writer, ("out of blocks", value), price)
     network.add(("into blocks", value), writer, price)
     for reader in readers:
-        network.add(("out of blocks", value), reader, _NEVER)
-        network.add(reader, ("into blocks", value), _NEVER)
+        network.add(("out of blocks", value), reader, NEVER)
+        network.add(reader, ("into blocks", value), NEVER)
 
 
 def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
@@ -115,57 +114,3 @@ def _drop_pairs_of_reorders(graph: ir.Graph) -> None:
         before = None if plain is None or not fits(plain) else plain.producer()
         if before is not None and _is_reorder(before, "ReorderOutput") and before.inputs[0] is not None:
             node.outputs[0].replace_all_uses_with(before.inputs[0])
-
-
-Parents = dict[Hashable, Hashable]
-
-
-class Network:
-    """A directed graph of hashable items, whose edges have integer costs."""
-
-    def __init__(self) -> None:
-        self._room: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
-
-    def add(self, a: Hashable, b: Hashable, cost: int) -> None:
-        """Add an edge whose ``cost`` is incurred if ``a`` is on the side of the source and ``b`` is not."""
-        self._room[a][b] = self._room[a].get(b, 0) + cost
-        self._room[b].setdefault(a, 0)
-
-    def side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """Return the items on the side of ``source`` in a minimum cut; of several cuts, the one with the fewest items.
-
-        Flow is pushed through one neighbour of the source after another. Once no path leads from a neighbour to the
-        sink any more, the items reached from this neighbour are never visited again: a path from them to the sink would
-        also have been a path from the neighbour.
-        """
-        kept = {source}
-        for start in list(self._room[source]):
-            while self._room[source][start] and start not in kept:
-                parents = self._search(source, start, sink, kept)
-                if sink in parents:
-                    self._push(parents, source, sink)
-                else:
-                    kept.update(parents)
-        return kept
-
-    def _search(self, source: Hashable, start: Hashable, sink: Hashable, kept: set[Hashable]) -> Parents:
-        """Return the predecessor of each item reached from ``start``, up to the sink if it can be reached."""
-        parents, waiting = {start: source}, deque([start])
-        while waiting and sink not in parents:
-            here = waiting.popleft()
-            for there, room in self._room[here].items():
-                if room and there not in parents and there not in kept:
-                    parents[there] = here
-                    waiting.append(there)
-        return parents
-
-    def _push(self, parents: Parents, source: Hashable, sink: Hashable) -> None:
-        """Push as much flow as possible along the path that ends in the sink."""
-        path, there = [], sink
-        while there != source:
-            path.append((parents[there], there))
-            there = parents[there]
-        flow = min(self._room[a][b] for a, b in path)
-        for a, b in path:
-            self._room[a][b] -= flow
-            self._room[b][a] += flow
