@@ -1,55 +1,21 @@
-"""The inference model of a step: eval.onnx without loss, metrics and targets, with its weights inside.
+"""The inference model of a step: eval.onnx without loss, metrics and targets.
 
 The model has its own outputs, or the requested ones, with their names and order. A loss that the model itself computes
-from labels is dropped if the model has another output. State tensors that the outputs need become initializers. Unused
-nodes, weights, functions and inputs are dropped.
+from labels is dropped if the model has another output. Unused nodes, weights, functions and inputs are dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import onnx
 
 from gradgraph.data.record.data_names import NAMES_KEY
-from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.protos import node_graphs, reads
 from gradgraph.graph.marks import TEACHER
 from gradgraph.graph.prune import needed
 from gradgraph.step.manifest import Manifest
-
-
-def inference_model(
-    eval_model: onnx.ModelProto,
-    manifest: Manifest,
-    state: Mapping[str, np.ndarray[Any, Any]],
-    outputs: Sequence[str] | None = None,
-) -> onnx.ModelProto:
-    """Return the inference model, with the values of ``state`` as its weights.
-
-    Args:
-        eval_model: eval.onnx of a step.
-        state: at least the parameters and statistics that the outputs need, by name.
-        outputs: the model's outputs to keep; by default all (see ``own_outputs``).
-
-    Raises:
-        ModelError: if there are no outputs, an output needs a target, or a state tensor is missing or has a different
-            type or shape.
-        UnknownNameError: if the model has no output of a requested name.
-    """
-    model = without_loss(eval_model, manifest, outputs)
-    specs = {s.name: s for s in manifest.state}
-    inputs = list(model.graph.input)
-    del model.graph.input[:]
-    for value in inputs:
-        if value.name in specs:
-            model.graph.initializer.append(_tensor(specs[value.name], state))
-        else:
-            model.graph.input.append(value)
-    return model
 
 
 def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
@@ -70,7 +36,15 @@ def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, .
 def without_loss(
     eval_model: onnx.ModelProto, manifest: Manifest, outputs: Sequence[str] | None = None
 ) -> onnx.ModelProto:
-    """Return a copy of eval.onnx with only the model's own ``outputs``; state tensors remain inputs."""
+    """Return a copy of eval.onnx with only the model's own ``outputs``; state tensors remain inputs.
+
+    Args:
+        outputs: the outputs to keep; by default all (see ``own_outputs``).
+
+    Raises:
+        ModelError: if there are no outputs, or an output needs a target.
+        UnknownNameError: if the model has no output of a requested name.
+    """
     source = eval_model.graph
     if not manifest.outputs:
         raise ModelError("the only output of the model in this step is its loss; build the step with outputs")
@@ -116,15 +90,3 @@ def called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx
             stack.extend(functions[key].node)
         stack.extend(inner for graph in node_graphs(node) for inner in graph.node)
     return [f for key, f in functions.items() if key in called]
-
-
-def _tensor(spec: Any, state: Mapping[str, np.ndarray[Any, Any]]) -> onnx.TensorProto:
-    if spec.name not in state:
-        raise ModelError(f"the value of '{spec.name}' is missing; pass every parameter and statistic of the step")
-    value = state[spec.name]
-    if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
-        raise ModelError(
-            f"'{spec.name}' is {value.dtype}{list(value.shape)}, but the step has {spec.dtype}{list(spec.shape)}; "
-            "pass the state of this step"
-        )
-    return onnx.numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), spec.name)

@@ -11,9 +11,8 @@ import pytest
 
 from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import ModelError
-from gradgraph.step.inference import inference_model, without_loss
+from gradgraph.step.inference import without_loss
 from gradgraph.step.step import Manifest, StateSpec
-from tests.kit import handmade
 from tests.kit.running import run
 
 EVAL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
@@ -56,12 +55,12 @@ def test_keeps_what_the_outputs_need() -> None:
     source.metadata_props.add(key="gradgraph", value="the manifest")
     source.metadata_props.add(key="author", value="somebody")
     before = source.SerializeToString()
-    model = inference_model(source, manifest(), VALUES)
+    model = without_loss(source, manifest())
     onnx.checker.check_model(model, full_check=True)
     assert source.SerializeToString() == before
-    assert [i.name for i in model.graph.input] == ["x", "flip"]
+    assert [i.name for i in model.graph.input] == ["x", "flip", "w", "v"]
     assert [o.name for o in model.graph.output] == ["z", "y"]
-    assert {t.name for t in model.graph.initializer} == {"w", "v", "used"}
+    assert {t.name for t in model.graph.initializer} == {"used"}
     assert [n.op_type for n in model.graph.node] == ["MatMul", "If", "Add", "Neg"]
     assert {f.name for f in model.functions} == {"scaled", "twice"}
     assert [(p.key, p.value) for p in model.metadata_props] == [("author", "somebody")]
@@ -72,33 +71,14 @@ def test_computes_the_same(flip: bool) -> None:
     source = onnx.parser.parse_model(EVAL)
     batch = {"x": np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32), "flip": np.array(flip)}
     expected = run(source, {**batch, **VALUES, "t": np.zeros(5, np.float32)})
-    found = run(inference_model(source, manifest(), VALUES), batch)
+    found = run(without_loss(source, manifest()), {**batch, "w": VALUES["w"], "v": VALUES["v"]})
     assert np.array_equal(found["y"], expected["y"])
     assert np.array_equal(found["z"], expected["z"])
 
 
-def test_state_may_stay_input() -> None:
-    model = without_loss(onnx.parser.parse_model(EVAL), manifest())
-    assert [i.name for i in model.graph.input] == ["x", "flip", "w", "v"]
-
-
 @pytest.mark.parametrize(
-    ("changes", "values", "says"),
-    [
-        ({"outputs": ()}, VALUES, "the only output of the model"),
-        ({"outputs": ("y", "s")}, VALUES, "computed from the target 't'"),
-        ({}, {"w": VALUES["w"]}, "the value of 'v' is missing"),
-        ({}, {**VALUES, "v": np.ones(3, np.float32)}, "'v' is float32.3., but the step has float32.2."),
-        ({}, {**VALUES, "v": np.ones(2)}, "'v' is float64"),
-    ],
+    ("outputs", "says"), [((), "the only output of the model"), (("y", "s"), "computed from the target 't'")]
 )
-def test_refuses(changes: dict[str, object], values: dict[str, np.ndarray], says: str) -> None:
+def test_refuses(outputs: tuple[str, ...], says: str) -> None:
     with pytest.raises(ModelError, match=says):
-        inference_model(onnx.parser.parse_model(EVAL), manifest(**changes), values)
-
-
-def test_scalar_and_strided_values() -> None:
-    step = handmade.regression(2)
-    value = np.arange(4, dtype=np.float32).reshape(2, 2)[:, :1]  # not contiguous
-    model = inference_model(step.eval, step.manifest, {"w": value})
-    assert run(model, {"x": np.eye(2, dtype=np.float32)})["y"].tolist() == [[0.0], [2.0]]
+        without_loss(onnx.parser.parse_model(EVAL), manifest(outputs=outputs))

@@ -12,12 +12,14 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError
+from gradgraph.files.external import store_inside, stored_values
 from gradgraph.files.models import save_model, to_proto
+from gradgraph.graph.marks import QUANTISED
 from gradgraph.passes.full_precision import in_float32, with_low_weights
-from gradgraph.passes.stored_integers import store_integers, stores_integers
+from gradgraph.passes.stored_integers import store_integers
 from gradgraph.runtime.execution.served import serve
 from gradgraph.runtime.execution.step_session import StepSession
-from gradgraph.step.inference import inference_model, without_loss
+from gradgraph.step.inference import without_loss
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -56,23 +58,28 @@ class Exported:
     def model(self) -> ir.Model:
         """Return an onnx-ir model, whose large frozen weights stay in their files.
 
-        Trained weights share the memory of the state, which the next step changes.
+        Trained weights share the memory of the state, which the next step changes. In mixed precision, and if the model
+        stores integers, weights are converted and inside.
         """
-        definition, manifest = self.session.definition, self.session.manifest
-        values = self._values()
-        halves = manifest.precision and any(array.dtype == np.float16 for array in values.values())
-        if self.mixed or halves or stores_integers(definition.eval):
-            return self._served(definition.opened(self._converted(), mapped=False))
+        definition, manifest, values = self.session.definition, self.session.manifest, self._values()
         proto = without_loss(definition.eval, manifest, self.outputs)
-        self._name(proto)
-        if manifest.precision:
-            in_float32(proto)
+        for key, text in self.session.data.names.as_metadata().items():
+            proto.metadata_props.add(key=key, value=text)
         model = definition.opened(proto, mapped=False)
         for value in [v for v in model.graph.inputs if v.name in values]:
             model.graph.inputs.remove(value)
             value.const_value = ir.Tensor(values[value.name or ""], name=value.name)
             model.graph.register_initializer(value)
-        return self._served(model)
+        if self.mixed or QUANTISED in model.metadata_props:
+            store_inside(stored_values(model))  # conversion reads the weights
+        store_integers(model)
+        if self.mixed:
+            with_low_weights(model)
+        elif manifest.precision:
+            in_float32(model)
+        if self.preprocess:
+            serve(model, self.session.data.names, own_outputs=self.outputs is None)
+        return model
 
     def proto(self) -> onnx.ModelProto:
         """Return the model as a protobuf message with all weights inside.
@@ -81,43 +88,12 @@ class Exported:
             ModelError: if the weights exceed the size limit of a message.
         """
         with self.session.turns.taken():
-            model = self._converted()
-            self.session.definition.put_inside(model)
-            if not self.preprocess or self.session.data.names.preprocess is None:
-                return model
-            return to_proto(self._served(ir.serde.deserialize_model(model)))
-
-    def _served(self, model: ir.Model) -> ir.Model:
-        """Add the preprocessing of the training data to ``model``, in place, if requested; return ``model``."""
-        if self.preprocess:
-            serve(model, self.session.data.names, own_outputs=self.outputs is None)
-        return model
-
-    def _converted(self) -> onnx.ModelProto:
-        """Return the trained model in float32, or with ``mixed`` in mixed precision.
-
-        Quantized weights stay integers, and large frozen weights may stay in the step's files.
-        """
-        definition, manifest = self.session.definition, self.session.manifest
-        model = inference_model(definition.eval, manifest, self._values(), self.outputs)
-        self._name(model)
-        if self.mixed or stores_integers(model):
-            definition.put_inside(model)  # conversion reads the weights
-        store_integers(model)
-        if self.mixed:
-            with_low_weights(model)
-        elif manifest.precision:
-            in_float32(model)
-        return model
+            return to_proto(plain(self.model()))
 
     def _values(self) -> Arrays:
         manifest, read = self.session.manifest, {i.name for i in self.session.definition.eval.graph.input}
         needed = [s.name for s in manifest.state if s.name in read]
         return self.session.state.seen_for_use(needed, manifest.averages if self.averaged else {})
-
-    def _name(self, model: onnx.ModelProto) -> None:
-        for key, value in self.session.data.names.as_metadata().items():
-            model.metadata_props.add(key=key, value=value)
 
 
 def plain(model: ir.Model) -> ir.Model:
