@@ -40,7 +40,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import captures
 from gradgraph.backends.static_facts import is_derived
 from gradgraph.graph.checks import has_bodies
-from gradgraph.graph.nodes import plain
+from gradgraph.graph.nodes import is_standard, made_by, plain
 from gradgraph.graph.prune import is_wanted
 from gradgraph.graph.schemas import Signature, default_attributes, signature
 from gradgraph.graph.shape_inference import shape_of
@@ -202,7 +202,7 @@ def read_slices(node: ir.Node) -> list[int]:
 
 def is_output_twice(node: ir.Node) -> bool:
     """Return whether ``node`` copies a constant to a graph output, and another graph output copies it, too."""
-    if node.op_type != "Identity" or node.domain or not node.outputs[0].is_graph_output():
+    if not is_standard(node, "Identity") or not node.outputs[0].is_graph_output():
         return False
     source = copied(node.inputs[0])
     if source is None or not _is_constant(source):
@@ -211,13 +211,13 @@ def is_output_twice(node: ir.Node) -> bool:
     while waiting:
         value = waiting.pop()
         found += value.is_graph_output()
-        waiting += [user.outputs[0] for user in value.consumers() if user.op_type == "Identity" and not user.domain]
+        waiting += [user.outputs[0] for user in value.consumers() if is_standard(user, "Identity")]
     return found > 1
 
 
 def copied(value: ir.Value | None) -> ir.Value | None:
     """Return the value that ``value`` copies through Identities; ``value`` itself, even None, if it is no copy."""
-    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+    while (node := made_by(value, "Identity")) is not None:
         value = node.inputs[0]
     return value
 

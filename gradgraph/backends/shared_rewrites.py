@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph.backends.facts import copied, is_output_twice, read_slices
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import small_constant
-from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
+from gradgraph.passes.normal.edit import Editor, calls_of, names_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -21,23 +21,14 @@ LAST = -(2**31 - 1)  # the end of a Slice that includes the first element when s
 # --- loops ----------------------------------------------------------------------------------------------------
 
 
-def _scans(model: ir.Model) -> list[ir.Node]:
-    return [node for node in nodes_of(model) if node.op_type == "Scan" and node.domain == ""]
-
-
-def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
-    """Return the attribute ``name`` of a Scan, ``count`` integers with one per tensor; zeros if it is absent."""
-    return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
-
-
 def make_scans_forward(model: ir.Model) -> None:
     """Make every Scan run forward, in place, by reversing the tensors that it reads or writes backward."""
     editor = Editor(model)
-    for node in _scans(model):
+    for node in calls_of(model, "Scan"):
         slices = node.attributes["num_scan_inputs"].as_int()
         states = len(node.inputs) - slices
-        back_in = _scan_numbers(node, "scan_input_directions", slices)
-        back_out = _scan_numbers(node, "scan_output_directions", len(node.outputs) - states)
+        back_in = node.attributes.get_ints("scan_input_directions", [0] * slices)
+        back_out = node.attributes.get_ints("scan_output_directions", [0] * (len(node.outputs) - states))
         if any(back_in) or any(back_out):
             _write_forward(editor, node, states, back_in, back_out)
 
@@ -46,18 +37,19 @@ def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence
     """Replace the Scan ``node`` with a forward one; 1 in ``back_in`` or ``back_out`` marks tensors read in reverse."""
     op = editor.op
     op.scope = node.name or ""
-    fed = [*[0] * states, *back_in]
-    axes = [*[0] * states, *_scan_numbers(node, "scan_input_axes", len(back_in))]
-    inputs = [
-        _reversed(op, op.wrap(v), axis).value if back and v is not None else v
-        for v, back, axis in zip(node.inputs, fed, axes, strict=True)
-    ]
+    sliced = zip(node.inputs[states:], back_in, _axes(node, "input", len(back_in)), strict=True)
+    inputs = [_reversed(op, op.wrap(v), axis).value if back and v is not None else v for v, back, axis in sliced]
+    axes = _axes(node, "output", len(back_out))
     for name in ("scan_input_directions", "scan_output_directions"):
         node.attributes.pop(name, None)
-    given, axes = [*[0] * states, *back_out], [*[0] * states, *_scan_numbers(node, "scan_output_axes", len(back_out))]
-    results = _scan_like(op, node, inputs, node.outputs)
-    turned = [_reversed(op, y, axis) if back else y for y, back, axis in zip(results, given, axes, strict=True)]
-    editor.replace(node, *turned)
+    results = _scan_like(op, node, [*node.inputs[:states], *inputs], node.outputs)
+    stacked = zip(results[states:], back_out, axes, strict=True)
+    turned = [_reversed(op, y, axis) if back else y for y, back, axis in stacked]
+    editor.replace(node, *results[:states], *turned)
+
+
+def _axes(node: ir.Node, side: str, count: int) -> Sequence[int]:
+    return node.attributes.get_ints(f"scan_{side}_axes", [0] * count)
 
 
 def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
@@ -77,7 +69,7 @@ def _reversed(op: Builder, x: Var, axis: int) -> Var:
 def close_scans(model: ir.Model) -> None:
     """Remove captured outer values from bodies of Scans, in place: constants are copied, other values become states."""
     editor = Editor(model)
-    for node in _scans(model):
+    for node in calls_of(model, "Scan"):
         body = node.attributes["body"].as_graph()
         inside = {body, *body.subgraphs()}
         values = (v for n in body.all_nodes() for v in n.inputs if v is not None)
@@ -125,7 +117,7 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
 def part_slices(model: ir.Model) -> None:
     """Make each scan output a separate Identity in the body, in place: tract would also reshape its other uses."""
     op = Builder(names_of(model))
-    for node in _scans(model):
+    for node in calls_of(model, "Scan"):
         body = node.attributes["body"].as_graph()
         for i in read_slices(node):
             body.outputs[i] = op.Identity(op.wrap(body.outputs[i])).value

@@ -36,6 +36,16 @@ def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
     return None if node is None else input_at(node, 0)
 
 
+def before_swap(value: ir.Value | None) -> ir.Value | None:
+    """Return the value before the Transpose of the last two axes that computes ``value``, or None if there is none."""
+    node = made_by(value, "Transpose")
+    if node is None or value is None or value.shape is None or len(value.shape) < 2:
+        return None
+    axes = list(range(len(value.shape)))
+    swapped = [*axes[:-2], axes[-1], axes[-2]]
+    return node.inputs[0] if list(node.attributes.get_ints("perm", axes[::-1])) == swapped else None
+
+
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
     """Whether ``value`` has a single use: an input of ``reader``, in the same graph. A body may run several times."""
     producer = value.producer()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from gradgraph.graph.nodes import made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, calls_of
 
@@ -31,10 +32,10 @@ def align_product_ranks(model: ir.Model) -> ir.Model:
 
 def _moved_rank(x: ir.Value | None) -> int | None:
     """Return the rank of ``x`` if it is the float16 output of a Transpose that permutes axis 0, else None."""
-    while x is not None and (maker := x.producer()) is not None and maker.op_type == "Identity":
+    while (maker := made_by(x, "Identity")) is not None:
         x = maker.inputs[0]
-    maker = None if x is None else x.producer()
-    if x is None or x.dtype != ir.DataType.FLOAT16 or maker is None or maker.op_type != "Transpose":
+    maker = made_by(x, "Transpose")
+    if x is None or x.dtype != ir.DataType.FLOAT16 or maker is None:
         return None
     perm = maker.attributes.get_ints("perm") or ()
     return len(perm) if len(perm) > 2 and perm[0] != 0 else None

@@ -17,6 +17,7 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.files.large_weights import large_in_file
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import before_swap
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.registry import case, real
 
@@ -153,11 +154,7 @@ def weight_first(
 
 def _before_transpose(w: Var | None) -> Var | None:
     """Return the matrix that a Transpose turns into ``w``, or None if no Transpose computes ``w``."""
-    node = None if w is None else w.value.producer()
-    if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
-        return None
-    perm = node.attributes.get("perm")
-    return Var(w.op, node.inputs[0]) if node.inputs[0] and (perm is None or list(perm.as_ints()) == [1, 0]) else None
+    return w.op.wrap(before_swap(w.value)) if w is not None and w.shape is not None and w.rank == 2 else None
 
 
 @form(

@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Var, all_of
+from gradgraph.graph.nodes import before_swap, made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
@@ -101,24 +102,16 @@ def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
         if not plain or key_of(node) not in (("", "MatMul"), ("", "Gemm")):
             continue
         x, w = node.inputs[:2]
-        source = _before_transpose(w)
+        source = before_swap(w)
         weight = _stored_weight(w if source is None else source)
         if weight is not None and x is not None and x.dtype == ir.DataType.FLOAT and len(shape_of(x) or ()) >= 2:
             yield StoredProduct(node, weight, (source is not None) != bool(attrs.get("transB")))
 
 
-def _before_transpose(value: ir.Value | None) -> ir.Value | None:
-    """Return the matrix that a Transpose turns into ``value``, or None if no Transpose computes ``value``."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "Transpose" or attributes(node).get("perm") not in ([1, 0], (1, 0)):
-        return None
-    return node.inputs[0]
-
-
 def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
     """Return the low-bit matrix that ``value`` is dequantized from; None unless blocks of each row share a scale."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "DequantizeLinear" or node.domain:
+    node = made_by(value, "DequantizeLinear")
+    if node is None:
         return None
     numbers, scales, points = (*node.inputs, None, None)[:3]
     if numbers is None or scales is None or any(v is not None and not v.is_initializer() for v in node.inputs):

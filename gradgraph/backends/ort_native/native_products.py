@@ -22,6 +22,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import before_swap
 from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
@@ -69,7 +70,7 @@ def _turns_left(call: Call) -> bool:
     sizes, left = _sizes(call), call.inputs[0]
     if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
         return False
-    turned = bool(call.attrs.get("transA")) != (_before_transpose(left) is not None)
+    turned = bool(call.attrs.get("transA")) != (before_swap(left.value) is not None)
     return turned and min(sizes) >= LEAST_SIDE and math.prod(sizes) >= LEAST_TURNED and library.here().has_fast_vectors
 
 
@@ -100,18 +101,8 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
     """Return a factor without its Transpose of the last two axes, if any, and whether the kernel must transpose it."""
-    source = _before_transpose(x)
+    source = before_swap(x.value)
     return (x, turned) if source is None else (op.wrap(source), not turned)
-
-
-def _before_transpose(x: Var) -> ir.Value | None:
-    """Return the value before the Transpose of the last two axes that computes ``x``, or None if there is none."""
-    node = x.value.producer()
-    if node is None or node.op_type != "Transpose" or node.domain:
-        return None
-    axes = list(range(x.rank))
-    swapped = [*axes[:-2], axes[-1], axes[-2]]
-    return node.inputs[0] if attributes(node).get("perm", axes[::-1]) == swapped else None
 
 
 STACKS = (

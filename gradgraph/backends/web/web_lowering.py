@@ -10,7 +10,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import after, turn_after
 from gradgraph.backends.backend import Lowering
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.edit import Editor, calls_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 _PRODUCTS = ("MatMul", "Gemm")
@@ -25,10 +25,9 @@ def dequantise_per_product(model: ir.Model) -> None:
     without, at equal speed (`python -m benchmarks.in_a_tab`).
     """
     editor = Editor(model)
-    nodes = list(nodes_of(model))
-    places = {node: i for i, node in enumerate(nodes)}
-    for node in nodes:
-        if node.op_type == "DequantizeLinear" and node.domain == "" and _is_large(node):
+    places = {node: i for i, node in enumerate(nodes_of(model))}
+    for node in calls_of(model, "DequantizeLinear"):
+        if _is_large(node):
             turned = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Transpose"]
             for chain in ([node], *([node, transpose] for transpose in turned)):
                 readers = sorted(chain[-1].outputs[0].uses(), key=lambda use: places[use.node])

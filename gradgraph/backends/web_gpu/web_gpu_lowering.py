@@ -8,7 +8,7 @@ from gradgraph.backends.backend import Lowering
 from gradgraph.backends.shared_forms import TRAINING
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 from gradgraph.passes.rewrites import Rewrite
 
 
@@ -19,9 +19,8 @@ def fill_fours(model: ir.Model) -> None:
     gradients, the samples of the batch are the input channels, so their number may be unknown.
     """
     editor = Editor(model)
-    for node in list(nodes_of(model)):
-        if node.op_type == "Conv" and node.domain == "" and _may_be_wrong(node):
-            _fill(editor, node)
+    for node in filter(_may_be_wrong, calls_of(model, "Conv")):
+        _fill(editor, node)
 
 
 def _may_be_wrong(node: ir.Node) -> bool:

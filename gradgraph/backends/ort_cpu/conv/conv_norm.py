@@ -40,6 +40,7 @@ from gradgraph.backends.ort_cpu.conv.conv_table import layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import constant_of
 from gradgraph.passes.normal.edit import Editor, attributes, discard, names_of
 from gradgraph.rules.conv import input_gradient, weight_gradient
@@ -51,7 +52,6 @@ from gradgraph.rules.norm import (
     inverse_deviation,
     unscaled_batch_normalization_gradient,
 )
-from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import spatial
 
 # with this many channels of x, a product takes as long as the passes over v that it saves
@@ -64,7 +64,7 @@ LEAST_TIMES_THE_WEIGHTS = 8  # minimum size of v relative to W: saving a pass ov
 def fold_norms(model: ir.Model) -> ir.Model:
     """Fold, in place, each BatchNormalization used only by a convolution and its gradients; return ``model``."""
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
-    norms = [n for n in model.graph if key_of(n) == ("", "BatchNormalization") and len(n.outputs) == 3]
+    norms = [n for n in model.graph if is_standard(n, "BatchNormalization") and len(n.outputs) == 3]
     for norm in norms:
         found = _Normalized.of(editor.op, norm) if is_of_batch(attributes(norm)) else None
         if found is not None and _expands(found.layer):
@@ -112,8 +112,8 @@ class _Normalized:
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
         """Return the convolution and gradients around ``norm``; None for unknown sizes, or other readers of v or dv."""
         v = norm.inputs[0]
-        conv = None if v is None else v.producer()
-        if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
+        conv = made_by(v, "Conv")
+        if v is None or v.is_graph_output() or conv is None:
             return None
         layer = layer_of(Call.of(op, conv))
         readers = [u.node for u in v.uses() if u.node is not norm]
@@ -151,7 +151,7 @@ def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
-    if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
+    if not is_standard(node, "ReduceSum") or len(node.inputs) != 2:
         return False
     chosen = constant_of(node.inputs[1])
     return chosen is not None and chosen.tolist() == axes and attributes(node).get("keepdims") == 0

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import is_static, known_sizes, record_shape
 from gradgraph.passes.normal.edit import discard
@@ -90,18 +91,14 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
 
 def _turns(node: ir.Node) -> bool:
     """Return whether ``node`` is a Transpose that swaps steps and sequences."""
-    return _is(node, "Transpose") and list(node.attributes.get_ints("perm", ())) == TURNED
-
-
-def _is(node: ir.Node | None, *op_types: str) -> bool:
-    return node is not None and node.domain == "" and node.op_type in op_types
+    return is_standard(node, "Transpose") and list(node.attributes.get_ints("perm", ())) == TURNED
 
 
 def _reads_rows(node: ir.Node) -> bool:
     """Return whether ``node`` is a Gather of whole rows, one per step and sequence, with known sizes."""
     sizes = [shape_of(x) or () for x in node.inputs]
     axis = node.attributes.get("axis")
-    rows = _is(node, "Gather") and (axis is None or axis.as_int() == 0)
+    rows = is_standard(node, "Gather") and (axis is None or axis.as_int() == 0)
     return rows and all(len(dims) == 2 and is_static(dims) for dims in sizes)
 
 
@@ -121,7 +118,7 @@ def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
     reader = only_reader(gradients[0])
     if len(gradients) == 1:
         return gradients[0]
-    own = reader is not None and list(reader.inputs) == list(gradients) and _is(reader, "Add", "Sum")
+    own = reader is not None and list(reader.inputs) == list(gradients) and is_standard(reader, "Add", "Sum")
     return reader.outputs[0] if own and reader is not None and only_reader(gradients[1]) is reader else None
 
 
@@ -129,7 +126,7 @@ def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> lis
     """Return the nodes from the gradient of X to the table's gradient; an empty list if there are other readers."""
     way: list[ir.Node] = []
     value: ir.Value = dX
-    while (node := only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):
+    while (node := only_reader(value)) is not None and (is_standard(node, "Reshape", "Flatten") or _turns(node)):
         way.append(node)
         value = node.outputs[0]
     turns = [_turns(n) for n in way]
@@ -157,8 +154,8 @@ def _root_of(ids: ir.Value | None) -> ir.Value | None:
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)
-        widens = _is(node, "Cast") and types == (ir.DataType.INT32, ir.DataType.INT64)
-        if not widens and not _is(node, *RESHAPED, "Identity"):
+        widens = is_standard(node, "Cast") and types == (ir.DataType.INT32, ir.DataType.INT64)
+        if not widens and not is_standard(node, *RESHAPED, "Identity"):
             break
         ids = x
     return ids

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Layout, layout_of
 from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens, tokens_of
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.nodes import made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes, record_shape
 from gradgraph.passes.normal.edit import Editor
@@ -82,13 +83,11 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
     None also if the layer is not float32, or in another graph.
     """
     value = gradient.inputs[OPERATORS[gradient.op_type].parameters.index("Y")]
-    node = None if value is None else value.producer()
-    while node is not None and node.domain == "" and node.op_type in ("Split", "Squeeze"):
+    while (node := made_by(value, "Split", "Squeeze")) is not None:
         value = node.inputs[0]
-        node = None if value is None else value.producer()
-    own = node is not None and (node.domain, node.op_type) == ("", gradient.op_type.removesuffix("Grad"))
-    own = own and value is not None and value.dtype == ir.DataType.FLOAT
-    return node if own and node is not None and node.graph is gradient.graph else None
+    layer = made_by(value, gradient.op_type.removesuffix("Grad"))
+    own = value is not None and value.dtype == ir.DataType.FLOAT
+    return layer if own and layer is not None and layer.graph is gradient.graph else None
 
 
 def _multiplications(layer: ir.Node) -> int:
