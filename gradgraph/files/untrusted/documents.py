@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from gradgraph.errors import listed, shown
@@ -225,10 +225,7 @@ class Fields:
 
     def wholes(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return the list of integers of at least 0 at ``key``."""
-        value = self._given(key, default)
-        if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
-            raise self._no(key, "a list of whole numbers")
-        return tuple(value)
+        return self._list(key, default, _is_count, "whole numbers")
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return the number at ``key``; its magnitude is limited so that its square is finite in float32."""
@@ -246,25 +243,16 @@ class Fields:
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Return the list of strings at ``key``."""
-        value = self._given(key, default)
-        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-            raise self._no(key, "a list of strings")
-        return tuple(value)
+        return self._list(key, default, _is_text, "strings")
 
     def pairs_of_texts(self, key: str) -> tuple[tuple[str, str], ...]:
         """Return the list of pairs of strings at ``key``."""
-        value = self._given(key, None)
-        if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
-            raise self._no(key, "a list of pairs of texts")
-        return tuple((first, second) for first, second in value)
+        return tuple(map(tuple, self._list(key, None, lambda pair: _is_pair(pair, _is_text), "pairs of texts")))
 
     def pairs_of_wholes(self, key: str, default: tuple[tuple[int, int], ...] | None = None) -> Any:
         """Return the list of pairs of integers of at least 0 at ``key``."""
-        value = self._given(key, default)
-        numbers = value if isinstance(value, list | tuple) else None
-        if numbers is None or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_count, p)) for p in numbers):
-            raise self._no(key, "a list of pairs of whole numbers")
-        return tuple((first, second) for first, second in numbers)
+        pairs = self._list(key, default, lambda pair: _is_pair(pair, _is_count), "pairs of whole numbers")
+        return tuple(map(tuple, pairs))
 
     def table(self, key: str) -> Fields:
         """Return the nested table at ``key``; an empty table if it is missing."""
@@ -288,6 +276,12 @@ class Fields:
             raise self._no(key, words)
         return value
 
+    def _list(self, key: str, default: Any, fits: Callable[[Any], bool], words: str) -> tuple[Any, ...]:
+        value = self._given(key, default)
+        if not isinstance(value, list | tuple) or not all(map(fits, value)):
+            raise self._no(key, f"a list of {words}")
+        return tuple(value)
+
     def _no(self, key: str, expected: str) -> UnreadableError:
         value = self._table.get(key)
         return UnreadableError(f"'{shown(key)}' of {self.what} is {_brief(value)}; expected {expected}")
@@ -309,8 +303,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST_COUNT
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_pair(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(fits, value))
 
 
 def _brief(value: Any) -> str:
