@@ -51,7 +51,8 @@ def store_integers(model: ir.Model, lazily: bool = False) -> None:
     graph, known = model.graph, _computable(model.graph)
     for node in [n for n in graph if is_standard(n, "QuantizeLinear", "DequantizeLinear")]:
         for value, tensor in _stored_for(node, known, model, lazily):
-            new = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+            new = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+            new.const_value = tensor
             replace_value(value, new)
             value.name = None
             graph.register_initializer(new)
@@ -111,7 +112,8 @@ def _integers(
     read = _reader([source], model)
 
     def rounded() -> ir.TensorProtocol:
-        return ir.tensor(quantiser.quantised(*read(), held), dtype=kind, name=name)
+        (floats,) = read()
+        return ir.tensor(quantiser.quantised(floats, held), dtype=kind, name=name)
 
     sizes = stored_sizes(source) if source.const_value is not None else all_sizes(recorded_shape(source))
     if not lazily or sizes is None:
