@@ -14,7 +14,8 @@ from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.surgery_options import CHANGES, OPTIONS, Change
-from gradgraph.errors import shown
+from gradgraph.errors import OutputError, shown
+from gradgraph.files.atomic import explain_errors
 from gradgraph.files.files_written import written
 from gradgraph.step.output_paths import check_output
 
@@ -28,18 +29,20 @@ from gradgraph.step.output_paths import check_output
     type=PATH,
     default="edited.onnx",
     show_default=True,
-    help="Output file. With only --save-adapter, a model is written only if this is given.",
+    help="Output file; for the folder of a language model, also a folder. With only --save-adapter, a model is written "
+    "only if this is given.",
 )
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **asked: Any) -> None:
-    """Edit a MODEL (.onnx), as you would edit its source code in a framework. Several changes are made in the order
-    of the options below.
+    """Edit a MODEL (.onnx, or the folder of a language model), as you would edit its source code in a framework.
+    Several changes are made in the order of the options below.
 
     Examples:
       gradgraph surgery resnet.onnx --new-head 7 -o mine.onnx
       gradgraph surgery vit.onnx --open pixels:0=batch --output features -o trunk.onnx
       gradgraph surgery bert.onnx --name-weights --load weights.safetensors --partly
+      gradgraph surgery llm-int4/ --load hf-folder/ -o new/
       gradgraph surgery llm.onnx --lora '*q_proj*' --lora '*v_proj*' --rank 16 -o lora.onnx
       gradgraph surgery llm.onnx --lora '*attn*' --language-model -o train.onnx
       gradgraph surgery mobilenet-int8.onnx --new-head 7 --qat-quantised -o mine.onnx
@@ -48,7 +51,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
     from gradgraph.data.record.image_preprocessing import learn_preprocessing
-    from gradgraph.files.models import load_model, save_model
+    from gradgraph.files.models import load_model
 
     changes = [each for change in CHANGES for each in _asked(ctx, change, asked)]
     asking = [change for change in CHANGES if _is_asked(change, asked)]
@@ -56,15 +59,23 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
     _check_companions(ctx, asked)
     if not changes:
         raise click.UsageError("no change was requested; give an option, such as --new-head 7", ctx)
-    if writes:
+    base = _folder(model)
+    model = model if base is None else base.model
+    into = None if base is None or out.suffix == ".onnx" else out
+    out = out if into is None else out / base.model.relative_to(base.path)
+    if writes and into is not None:
+        _check_folder(into, base)
+    elif writes:
         check_output(out, model)
+    if base is not None and asked["load"] is not None:
+        _check_family(base.path, asked["load"])
     edited = load_model(model)
     if report := learn_preprocessing(edited, model):
         output.say(report)
     for _, change in changes:
         edited = change(edited)
     if writes:
-        save_model(edited, out)
+        _write(edited, out, base, into)
     ends = {"inputs": edited.graph.inputs, "outputs": edited.graph.outputs}
     names = {kind: [v.name or "" for v in values] for kind, values in ends.items()}
     if as_json:
@@ -79,6 +90,48 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
             f"wrote {written(out)}: from {', '.join(map(shown, names['inputs']))} to "
             f"{', '.join(map(shown, names['outputs']))}"
         )
+
+
+def _folder(path: Path) -> Any:
+    """Return the ModelFolder at ``path``, or None for a file or the folder of a run."""
+    from gradgraph.files.path_kinds import Kind, kind_of
+
+    if kind_of(path) is not Kind.FOLDER:
+        return None
+    from gradgraph.chat.model_folder import ModelFolder
+
+    return ModelFolder.of(path)
+
+
+def _check_family(folder: Path, weights: Path) -> None:
+    """Raise DataError if ``weights`` is a folder of another family than the model in ``folder``."""
+    from gradgraph.surgery.pretrained_files import check_family, is_pretrained, read_pretrained
+
+    if is_pretrained(weights):
+        check_family(folder, read_pretrained(weights))
+
+
+def _check_folder(out: Path, base: Any) -> None:
+    """Raise OutputError if ``out`` is a file, or a folder with files."""
+    if (
+        out.resolve() == base.path.resolve()
+        or (out.exists() and not out.is_dir())
+        or (out.is_dir() and any(out.iterdir()))
+    ):
+        raise OutputError(f"'{shown(out)}' exists and is not an empty folder; choose another one with -o")
+
+
+def _write(model: Any, out: Path, base: Any, into: Path | None) -> None:
+    """Write the model to ``out``; if ``into`` is a folder, with the other files of the model's folder."""
+    from gradgraph.files.models import save_model
+
+    if into is None:
+        save_model(model, out)
+        return
+    with explain_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    base.copy_beside(into)
+    save_model(model, out)
 
 
 def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:

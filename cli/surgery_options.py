@@ -153,13 +153,16 @@ CHANGES: Sequence[Change] = (
         "(name)": _flag("--name-weights", "Name anonymous weights after the nodes that use them."),
     }),
     Change("load_weights", "loaded weights from {load}", {
-        "weights": _option("--load", "Load weights by name from a .safetensors, .npz, .onnx or checkpoint.", type=PATH,
-                           metavar="FILE"),
+        "weights": _option("--load", "Load weights from a .safetensors, .npz, .onnx, checkpoint or Hugging Face "
+                                     "folder.", type=PATH, metavar="PATH"),
         "turned": _option("--turned/--not-turned", "With --load: whether square matrices in the file are transposed, "
                                                    "as in nn.Linear.", default=None),
         "strict": _flag("--partly", "With --load: load the tensors that match, and keep the others.",
                         lambda partly: not partly),
-    }),
+        "epsilon": _option("--epsilon", "With --load: epsilon of BatchNormalizations that the model's convolutions "
+                                        "contain, such as 1e-5.",
+                           type=click.FloatRange(0, 1, min_open=True, max_open=True)),
+    }, reports="errors"),
     Change("open_axes", "opened {open}", {
         "axes": _several("--open", "INPUT:AXIS=NAME", "Make an axis of an input dynamic, such as x:0=batch.",
                          _axes, "such as x:0=batch"),

@@ -25,6 +25,7 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.surgery.language_models import USE_CACHE
+from gradgraph.surgery.two_decoders import is_merged
 
 GENAI, CONFIG = "genai_config.json", "config.json"
 _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
@@ -159,11 +160,6 @@ class ModelFolder:
             with open_regular(file) as content:
                 write_atomically(folder / name, content.read())
         return [*found]
-
-
-def is_merged(model: ir.Model) -> bool:
-    """Whether this is a merged model of optimum, with a decoder for each case (with and without a cache)."""
-    return any(value.name == USE_CACHE for value in model.graph.inputs)
 
 
 def _positions_in(model: ir.Model) -> int | None:

@@ -15,7 +15,7 @@ from gradgraph import losses, optim, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import FLOAT, MERGE_NONE, REQUANTISED, Recipe
-from gradgraph.chat.model_folder import ModelFolder, is_merged
+from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.template import FILE as TEMPLATE
 from gradgraph.chat.tokens import NO_TEMPLATE
 from gradgraph.errors import BuildError, shown
@@ -23,11 +23,10 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
 from gradgraph.files.spilled import Folder
 from gradgraph.files.untrusted.regular import regular_bytes
-from gradgraph.passes.normal.spelling.names import make_names_unique
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.merged import merge_to_folder
-from gradgraph.surgery.weights import give_weights
+from gradgraph.surgery.two_decoders import give_both, is_merged
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -144,7 +143,7 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
     A model with a 16-bit cache is saved without its recorded shapes, since its builder declares some of them wrongly.
     """
     path, whole = out / base.model.name, load_model(base.model)
-    if is_merged(whole) and not _give_both(whole, merged):
+    if is_merged(whole) and not give_both(whole, merged):
         path = out / ALONE
         log.warning("the changed weights are not shared by both decoders of '%s'; %s has no cache, and generates "
                     "more slowly", shown(base.model.name), ALONE)  # fmt: skip
@@ -156,33 +155,6 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
     else:
         save_model(merged, path)
     return path.name
-
-
-def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Copy the changed weights of the decoder ``merged`` into ``whole``; return False if not all are shared."""
-    shared = set(whole.graph.initializers)
-    make_names_unique(whole)  # also done when a decoder was extracted, so names agree
-    before, after = _weights(whole), _weights(merged)
-    changed = {name: new for name, new in after.items()
-               if (not _alike(new, before[name]) if name in before else _is_learnt(name, new))}  # fmt: skip
-    if not all(n in shared and n in before and new.shape == before[n].shape for n, new in changed.items()):
-        return False
-    give_weights(whole, {name: new.numpy() for name, new in changed.items()})
-    return True
-
-
-def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Return the tensors that a model stores, including the integers of quantised weights."""
-    return {name: v.const_value for name, v in model.graph.initializers.items() if v.const_value is not None}
-
-
-def _is_learnt(name: str, tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor of one decoder only may be a trained weight; integers are sizes and axes."""
-    return tensor.dtype in _FLOATS or name.endswith(".merged")
-
-
-def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    return one is other or np.array_equal(one.numpy(), other.numpy())
 
 
 def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from gradgraph.surgery.floats import in_float32
 from gradgraph.surgery.heads import new_head
 from gradgraph.surgery.integer_model import Quantized, quantize
 from gradgraph.surgery.language_models import language_model, next_tokens
+from gradgraph.surgery.loaded_weights import load_weights
 from gradgraph.surgery.merged import merge_adapters
 from gradgraph.surgery.naming import name_weights
 from gradgraph.surgery.ort_adapters import switchable
@@ -25,7 +26,7 @@ from gradgraph.surgery.pair_models import answer_pairs, pair_model, reference
 from gradgraph.surgery.quantised_training import qat
 from gradgraph.surgery.teachers import distill
 from gradgraph.surgery.untied import untie_weights
-from gradgraph.surgery.weights import load_weights, reset_weights, tie_weights
+from gradgraph.surgery.weights import reset_weights, tie_weights
 
 __all__ = [
     "Quantized",

@@ -259,7 +259,8 @@ def _why_not(node: ir.Node, name: str) -> str:
     return ""
 
 
-_SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4")
+_SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", ".MatMul.weight_Q8",
+             "_quantized", "_Q4")  # fmt: skip
 
 
 _SHARED = re.compile(r"_merged_\d+$")  # optimum appends this to the names of weights that two decoders share

@@ -244,7 +244,7 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
     for key, layer in apart.items():
         names = [_found(theirs, piece) for piece in pieces_of(key)]
         whole = _found(theirs, key)
-        packed = next((p for p in _packs(key) if _found(theirs, p)), None)
+        packed = next((p for p in packs_of(key) if _found(theirs, p)), None)
         if whole is not None:
             found[layer.name] = given[whole]
             used.add(whole)
@@ -275,7 +275,7 @@ def _found(theirs: Mapping[str, str], name: str) -> str | None:
     return theirs.get(name) or (theirs.get(numbered[2]) if numbered else None)
 
 
-def _packs(name: str) -> list[str]:
+def packs_of(name: str) -> list[str]:
     """Return the names of packed layers that may contain the layer ``name`` as a piece."""
     parent, point, last = name.rpartition(".")
     return [f"{parent}{point}{pack}" for pack, pieces in PIECES.items() if last in pieces]
@@ -327,7 +327,7 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
             named = zip(pieces_of(name), parts, strict=True)
             found |= {as_theirs(n, family): part for n, part in named if part is not None}
             continue
-        packed = next((p for p in _packs(name) if last and p.rpartition(".")[2] in family.packed), None)
+        packed = next((p for p in packs_of(name) if last and p.rpartition(".")[2] in family.packed), None)
         if packed is None:
             found[as_theirs(name, family)] = factors
         elif as_theirs(packed, family) not in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
+
+_AT_ONCE = 1 << 24  # elements of a packed weight that are quantised at once: 64 MB of float32
 
 
 def canonical(layer: Layer) -> Array:
@@ -64,17 +67,33 @@ def _order(transpose: ir.Node, rank: int) -> list[int]:
 # --- stored as floats ----------------------------------------------------------------------------------------------
 
 
-def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Replace the weight of a layer with ``weight`` (outputs first), stored as floats."""
+def write_floats(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node] = ()) -> None:
+    """Replace the weight of a layer with ``weight`` (outputs first), stored as floats.
+
+    All ``readers`` get the new weight; without them, only this layer. Other nodes keep the old one.
+    """
     if layer.kind == "MatMulNBits":
         _as_product(work, layer.node, weight.T)
         return
     new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy())
-    if numbers_of(layer.weight) is not None and _is_its_own(layer.weight):
+    if numbers_of(layer.weight) is not None and _is_its_own(layer.weight, readers):
         set_numbers(work, layer.weight, new)
+    elif readers and (start := _start_of(layer, readers)) is not None:
+        for node in reversed(rewritten(layer.weight)[1]):
+            new = new.transpose(np.argsort(_order(node, new.ndim))) if node.op_type == "Transpose" else new
+        kind = (start.dtype or ir.DataType.FLOAT).numpy()
+        set_numbers(work, start, np.ascontiguousarray(new.astype(kind)))
     else:
         start, _ = rewritten(layer.weight)
         layer.node.replace_input_with(layer.place, add_weight(work, f"{(start or layer.weight).name}.merged", new))
+
+
+def _start_of(layer: Layer, readers: Collection[ir.Node]) -> ir.Value | None:
+    """Return the stored float tensor of a layer if only ``readers`` read it, as it is, transposed or cast."""
+    start, chain = rewritten(layer.weight)
+    values = [start, *(node.outputs[0] for node in chain)]
+    is_theirs = all(value is not None and _is_its_own(value, readers) for value in values)
+    return start if is_theirs and all(node.op_type != "DequantizeLinear" for node in chain) else None
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
@@ -125,21 +144,21 @@ def is_quantised(layer: Layer) -> bool:
     return layer.kind == "MatMulNBits" or any(node.op_type == "DequantizeLinear" for node in chain)
 
 
-def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
+def write_quantised(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node] = ()) -> float:
     """Replace a weight (outputs first) in the same quantised format: type, blocks, channels and kind of zero points.
 
     Scales are fitted to the new numbers, unless the old scales represent them equally well; an unchanged weight stays
-    as stored. Returns the rounding error ``‖stored - W‖/‖W‖``.
+    as stored. All ``readers`` get the new weight; without them, only this layer. Returns the rounding error
+    ``‖stored - W‖/‖W‖``.
 
     Raises:
         BuildError: the weight is quantised in a way that is not supported for writing.
     """
+    if layer.kind == "MatMulNBits":
+        return _write_packed(work, layer.node, weight, readers)
     if np.array_equal(weight, canonical(layer)):
         return 0.0
-    if layer.kind == "MatMulNBits":
-        _write_packed(work, layer.node, weight)
-    else:
-        _write_stored(work, layer, as_laid_out(layer, weight))
+    _write_stored(work, layer, as_laid_out(layer, weight), readers)
     return _error(layer, weight)
 
 
@@ -168,32 +187,56 @@ def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -
         if alone.any():
             numbers = packing.weight(packed.numpy()).reshape(packing.N, packing.blocks, -1)
             kept = np.where(alone[..., None], 0, numbers).reshape(packing.N, -1)
-            _store(work, node, 1, packing.packed_weight(kept, packed.numpy()))
-            _store(work, node, 2, np.where(alone, 1, before.scales).astype(dtype).reshape(shape))
+            _store(work, node, 1, packing.packed_weight(kept, packed.numpy()), ())
+            _store(work, node, 2, np.where(alone, 1, before.scales).astype(dtype).reshape(shape), ())
         points = np.where(alone, -offsets, points).astype(dtype)
         node.resize_inputs(max(4, len(node.inputs)))
         node.replace_input_with(3, add_weight(work, f"{layer.name}.zero_points", points.reshape(shape)))
     return _error(layer, weight)
 
 
-def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
+def _write_packed(work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node]) -> float:
+    """Quantise the weight of a MatMulNBits in its own format, some rows at a time; return the rounding error."""
     packed, scales, points = (None if (t := numbers_of(v)) is None else t.numpy() for v in [*node.inputs, None][1:4])
     packing, quantiser = Packing.of(node), quantiser_of(node)
     assert packed is not None and scales is not None
-    padded = np.pad(weight, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
-    fitted = quantiser.refitted(padded, quantiser.middle if points is None else None, signed=True)
-    _store(work, node, 1, packing.packed_weight(fitted.quantised(padded), packed))
-    _store(work, node, 2, fitted.scales.reshape(scales.shape))
-    if points is not None and fitted.points is not None:
-        _store(work, node, 3, packing.packed_points(fitted.points, points))
+    middle = quantiser.middle if points is None else None
+    stored = [None if a is None else np.array(a).reshape(packing.N, -1) for a in (packed, scales, points)]
+    lost = total = 0.0
+    step = max(1, _AT_ONCE // packing.K)
+    for begin in range(0, packing.N, step):
+        rows, part = slice(begin, begin + step), weight[begin : begin + step]
+        some, own = replace(packing, N=len(part)), [None if a is None else a[rows] for a in stored]
+        zeros = None if quantiser.points is None else quantiser.points[rows]
+        old = replace(quantiser, scales=quantiser.scales[rows], points=zeros)
+        total += _squared(part)
+        assert own[0] is not None and own[1] is not None
+        if np.array_equal(old.dequantised(some.weight(own[0]))[:, : packing.K], part):
+            continue  # unchanged weights stay as stored
+        padded = np.pad(part, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
+        fitted = old.refitted(padded, middle, signed=True)
+        integers = fitted.quantised(padded)
+        own[0][:] = some.packed_weight(integers, own[0].reshape(len(part), packing.blocks, -1)).reshape(len(part), -1)
+        own[1][:] = fitted.scales
+        if own[2] is not None and fitted.points is not None:
+            own[2][:] = some.packed_points(fitted.points, own[2])
+        lost += _squared(fitted.dequantised(integers)[:, : packing.K] - part)
+    for place, (given, array) in enumerate(zip((packed, scales, points), stored, strict=True), 1):
+        if given is not None and array is not None:
+            _store(work, node, place, array.reshape(given.shape), readers)
+    return float(np.sqrt(lost / max(total, float(np.finfo(np.float64).tiny))))
 
 
-def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
+def _squared(array: Array) -> float:
+    return float(np.sum(np.square(array, dtype=np.float64)))
+
+
+def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node]) -> None:
     """Quantise a weight (in the node's layout), and store integers, scales and zero points.
 
     Transposes are undone first. Raises BuildError if writing this kind of quantisation is not supported.
     """
-    chain = _own_chain(work, layer)
+    chain = _own_chain(work, layer, readers)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:
         raise BuildError(f"the weight of '{shown(layer.name)}' is quantised more than once; merge it as floats")
@@ -209,16 +252,41 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
         raise BuildError(f"'{shown(node.name)}' dequantises computed or unsupported integers; merge it as floats")
     before = replace(quantiser_of(node), limits=limits_of(stored))
     fitted = before.refitted(weight, before.middle)
-    _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()))
-    _store(work, node, 1, fitted.scales.reshape(before.scales.shape))
+    _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()), readers)
+    _store(work, node, 1, fitted.scales.reshape(before.scales.shape), readers)
     if points is not None and fitted.points is not None:
-        _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()))
+        _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()), readers)
 
 
-def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
+def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:
+    """Replace the bias of a Conv or Gemm that is stored as integers, as runtimes require: its scale is the product of
+    the scales of data and weight.
+
+    Raises:
+        BuildError: the integers are not dequantised in this way.
+    """
+    chains = [rewritten(value)[1] for value in node.inputs[1:3]]
+    data = node.inputs[0].producer() if node.inputs[0] is not None else None
+    nodes = [data, *(next((n for n in chain if n.op_type == "DequantizeLinear"), None) for chain in chains)]
+    known = [n for n in nodes if n is not None and n.op_type == "DequantizeLinear" and numbers_of(n.inputs[1])]
+    if len(known) < 3:
+        raise BuildError(
+            f"the bias of '{shown(node.name)}' is stored as integers, but its data or weights are not, so its scale is "
+            "unknown"
+        )
+    of_data, of_weight, old = (numbers_of(n.inputs[1]) for n in known)
+    assert of_data is not None and of_weight is not None and old is not None
+    scales = np.broadcast_to(of_data.numpy() * of_weight.numpy(), (len(bias),))
+    scales = scales.astype(old.dtype.numpy())
+    integers = np.clip(np.rint(bias / scales.astype(np.float64)), -(2**31), 2**31 - 1).astype(np.int32)
+    _store(work, known[2], 0, integers, ())
+    _store(work, known[2], 1, scales if old.shape.rank() else scales[0], ())
+
+
+def _own_chain(work: ir.Model, layer: Layer, readers: Collection[ir.Node]) -> list[ir.Node]:
     """Return the nodes from the stored tensor to the layer; nodes with other readers are replaced by copies."""
     _, chain = rewritten(layer.weight)
-    shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0])), len(chain))
+    shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0], readers)), len(chain))
     last = None if shared == 0 else chain[shared - 1].outputs[0]
     for i in range(shared, len(chain)):
         old = chain[i]
@@ -233,16 +301,20 @@ def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
     return chain
 
 
-def _is_its_own(value: ir.Value) -> bool:
-    """Whether a value has exactly one reader, and is not an output."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
+def _is_its_own(value: ir.Value, readers: Collection[ir.Node] = ()) -> bool:
+    """Whether a value has exactly one reader, or only ``readers``, and is not an output."""
+    alone = len(value.uses()) == 1 or all(use.node in readers for use in value.uses())
+    return alone and not value.is_graph_output()
 
 
-def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
-    """Replace the stored input ``place`` of ``node`` with ``numbers``; other readers keep the old ones."""
+def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array, readers: Collection[ir.Node]) -> None:
+    """Replace the stored input ``place`` of ``node`` with ``numbers``; nodes except ``readers`` keep the old ones."""
     value = node.inputs[place]
     assert value is not None
-    if not _is_its_own(value):
-        node.replace_input_with(place, add_weight(work, f"{value.name}.merged", numbers))
-    else:
+    if _is_its_own(value, readers):
         set_numbers(work, value, numbers)
+        return
+    new = add_weight(work, f"{value.name}.merged", numbers)
+    for reader, at in list(value.uses()):
+        if reader in readers or (reader is node and at == place):
+            reader.replace_input_with(at, new)

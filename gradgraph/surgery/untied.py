@@ -47,11 +47,11 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
     if weights is not None:
         check_patterns(weights, [v.name or "" for v in chosen], "weight that several modules read")
     for value in chosen:
-        _untie(work, value)
+        untie(work, value)
     return closed(work, model, out)
 
 
-def _untie(work: ir.Model, value: ir.Value) -> None:
+def untie(work: ir.Model, value: ir.Value) -> None:
     """Copy a weight for each module that reads it, except the module it is named after (or else the first)."""
     modules = modules_of(value)
     name, tensor = value.name or "", value.const_value

@@ -19,6 +19,8 @@ from gradgraph.cli.surgery_options import CHANGES
 from gradgraph.surgery.adapter_kinds import adapter_table
 from tests.kit.command_line import Cli
 from tests.kit.npz import npz
+from tests.surgery.test_pretrained_weights import Exporter, run, tensors
+from tests.surgery.test_pretrained_weights import folder as written_as_pretrained
 
 
 def weights(path: str) -> dict[str, np.ndarray]:
@@ -186,3 +188,25 @@ def test_a_language_model_is_trained_and_merged(cli: Cli) -> None:
     assert {n: a.dtype for n, a in before.items()} == {n: a.dtype for n, a in after.items()}
     changed = {n for n, a in before.items() if (a != after[n]).any()}
     assert changed and all(".attn." in n for n in changed)
+
+
+def test_weights_of_another_training_go_into_a_folder(cli: Cli) -> None:
+    """The folder of a language model in, its files and the new model out; nothing if the weights do not fit."""
+    Path("llm").mkdir()
+    onnx.save(Exporter(tensors(0), "int4", False).model(), "llm/model.onnx")
+    Path("llm/genai_config.json").write_text(json.dumps({"model": {"decoder": {"filename": "model.onnx"}}}))
+    Path("llm/tokenizer.json").write_text("{}")
+    written_as_pretrained(Path("hf"), tensors(1))
+    ran = cli("surgery", "llm", "--load", "hf", "-o", "new")
+    assert ran.code == 0
+    assert "took 27 of 27 tensors for 19 of 19 weights" in ran.err + ran.out
+    assert "model.layers.0.attn.qkv_proj: requantised, relative error " in ran.err + ran.out
+    assert sorted(path.name for path in Path("new").iterdir()) == ["genai_config.json", "model.onnx", "tokenizer.json"]
+    expected = onnx.ModelProto.FromString(Path("llm/model.onnx").read_bytes())
+    np.testing.assert_array_equal(run(onnx.load("new/model.onnx")), run(surgery.load_weights(expected, "hf")))
+    again = cli("surgery", "llm", "--load", "hf", "-o", "new")
+    assert (again.code, "is not an empty folder" in again.err) == (1, True)
+    written_as_pretrained(Path("part"), {"model.norm.weight": tensors(1)["model.norm.weight"]})
+    failed = cli("surgery", "llm", "--load", "part", "-o", "other")
+    assert (failed.code, "18 weights of the model have no tensor" in failed.err) == (1, True)
+    assert "--partly" in failed.err and not Path("other").exists()

@@ -2,7 +2,8 @@
 
 ``python -m tests.networks.optimum_decoders --save`` writes the table of docs/reference/language-families.md, in the
 environment of ``make shipped-models`` with optimum: for every family it exports random weights with and without a past,
-and holds scores, left padding, adapters of PEFT (both ways), losses and answers against PyTorch. That takes minutes.
+and holds scores, left padding, adapters of PEFT (both ways), losses, answers and loaded weights against PyTorch. That
+takes minutes.
 With a version of optimum before 2, files with a past hold two decoders; those rows are said, and are not to be saved.
 """
 
@@ -130,8 +131,24 @@ def by_answers(network: Any, folder: Path) -> None:
         assert tokens == likeliest[len(prompt) - 1 : -1].tolist()
 
 
+def by_weights(network: Any, folder: Path) -> None:
+    """Scores with the weights of another training, which are loaded from a folder of transformers."""
+    import torch
+
+    other = copy.deepcopy(network)
+    torch.manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    other.save_pretrained(folder / "other")
+    wanted = of_torch(other, IDS)
+    assert np.abs(wanted - of_torch(network, IDS)).max() > 0.05
+    model = surgery.load_weights(ModelFolder.of(folder).decoder(), folder / "other")
+    near = 3e-6 * max(1.0, float(np.abs(wanted).max()))
+    np.testing.assert_allclose(scores(gg.lora(model, "*", rank=2), IDS), wanted, atol=near)
+
+
 CHECKS: dict[str, Callable[[Any, Path], None]] = {
-    "scores": by_scores, "PEFT": by_peft, "losses": by_losses, "answers": by_answers,
+    "scores": by_scores, "PEFT": by_peft, "losses": by_losses, "answers": by_answers, "weights": by_weights,
 }  # fmt: skip
 
 

@@ -83,8 +83,8 @@ def of_this_builder() -> list[str]:
     return [family for family in FAMILIES if (family in WRITTEN_BY_OLDER) == older]
 
 
-def network(family: str) -> Any:
-    """The module in PyTorch, of random weights that do not depend on what was made before."""
+def network(family: str, seed: int = 0) -> Any:
+    """The module in PyTorch, of random weights that depend on the seed alone."""
     import torch
     import transformers
 
@@ -92,7 +92,7 @@ def network(family: str) -> Any:
 
     torchvision_operators.declare()  # Gemma 3's module imports torchvision
     model, config, own = FAMILIES[family]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**SIZES | own)).float().eval()
     for parameter in made.parameters():
         if parameter.ndim == 1:  # norms of ones and biases of zeros would hide faults
@@ -136,11 +136,11 @@ def experts_in_mxfp4(made: Any) -> dict[str, Any]:
     return stored
 
 
-def write_network(family: str, folder: Path) -> Any:
+def write_network(family: str, folder: Path, seed: int = 0) -> Any:
     """The module, and its files with a tokenizer in ``folder``."""
     from safetensors import torch as safetensors
 
-    made = network(family)
+    made = network(family, seed)
     more = experts_in_mxfp4(made) if family == "gpt-oss" else {}
     made.save_pretrained(folder)
     weights = folder / "model.safetensors"

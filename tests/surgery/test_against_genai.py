@@ -83,6 +83,21 @@ def test_a_merged_model_writes_its_text(kind: str, written: tuple[str, Any, Path
     np.testing.assert_allclose(gg.Trainer(again, device="cpu").predict(ids), expected, rtol=0, atol=rounding)
 
 
+def test_weights_of_another_training_are_quantised_again(written: tuple[str, Any, Path], tmp_path: Path) -> None:
+    """As finely as the builder's own quantiser."""
+    precision, network, folder = written
+    family = next(f for f in WRITTEN if type(network).__name__ == families.FAMILIES[f][0])
+    theirs = families.write_network(family, tmp_path / "hf", seed=1)
+    wanted = of_torch(theirs, IDS)
+    errors: dict[str, float] = {}
+    found = surgery.load_weights(folder / "model.onnx", tmp_path / "hf", errors=errors)
+    file = families.build(tmp_path / "hf", tmp_path / "out", precision, "cpu")
+    rounding = np.abs(scores(families.adapted(file, family), IDS) - wanted).max()
+    assert np.abs(scores(families.adapted(found, family), IDS) - wanted).max() < max(1.2 * rounding, 3e-6)
+    assert bool(errors) == (precision == "int4")
+    assert all(0 < error < 0.12 for error in errors.values())
+
+
 def in_a_plain_loop(path: Path) -> list[int]:
     return answered(Decoder(path, head_size=16))
 
@@ -184,6 +199,36 @@ def test_distillation_has_the_losses_of_torch(tmp_path: Path) -> None:
         found.append(float(trainer.step(data)["loss"]))
     assert wanted[-1] < wanted[0]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_weights_of_another_training_give_the_file_that_the_builder_writes(
+    family: tuple[str, Any, Path], tmp_path: Path
+) -> None:
+    """Trained elsewhere, in a folder of transformers: each stored number is the builder's, and so are the scores."""
+    name, _, file = family
+    families.write_network(name, tmp_path / "hf", seed=1)
+    for extra in EXPERTS_IN_4_BITS:
+        remove_tensors(tmp_path / "hf" / "model.safetensors", extra)
+    wanted = families.build(tmp_path / "hf", tmp_path / "out", "fp32", "cpu")
+    found = surgery.load_weights(file, tmp_path / "hf")
+    stored, own = ({t.name: t for t in model.graph.initializer} for model in (onnx.load(wanted), found))
+    assert stored.keys() == own.keys()
+    for tensor in stored:
+        np.testing.assert_array_equal(*(onnx.numpy_helper.to_array(x[tensor]) for x in (own, stored)), err_msg=tensor)
+    expected = scores(families.adapted(wanted, name), IDS)
+    assert np.abs(scores(families.adapted(file, name), IDS) - expected).max() > 0.05
+    np.testing.assert_allclose(scores(families.adapted(found, name), IDS), expected, atol=3e-6)
+
+
+EXPERTS_IN_4_BITS = ("_blocks", "_scales")
+
+
+def remove_tensors(path: Path, end: str) -> None:
+    """Remove the tensors whose names end so."""
+    from safetensors import torch as safetensors
+
+    kept = {name: tensor for name, tensor in safetensors.load(path.read_bytes()).items() if not name.endswith(end)}
+    safetensors.save_file(kept, path, metadata={"format": "pt"})
 
 
 def test_packed_rows_have_the_losses_of_rows_alone(family: tuple[str, Any, Path]) -> None:

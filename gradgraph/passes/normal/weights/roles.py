@@ -80,6 +80,7 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.GatherBlockQuantized": {2: _SCALE, 3: _ZERO},
     "com.microsoft.GemmaRotaryEmbedding": {1: "the angles"},
     "com.microsoft.GridSample": {1: "the coordinates"},
+    "com.microsoft.GroupQueryAttention": {7: "the table of cosines", 8: "the table of sines"},
     "com.microsoft.MatMulBlockQuantizedFp4Weight": dict.fromkeys((2, 3, 4), _SCALE),
     "com.microsoft.MatMulBlockQuantizedFp8Weight": {2: _SCALE, 3: _SCALE},
     "com.microsoft.MatMulBnb4": {2: _SCALE},

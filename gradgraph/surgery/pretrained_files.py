@@ -1,0 +1,184 @@
+"""Weights as Hugging Face stores them: safetensors, in one file or in shards with an index, and ``config.json``.
+
+Tensors are mapped from their files, not read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.path_kinds import Kind, kind_of
+from gradgraph.files.untrusted.array_files import safetensors_mapped
+from gradgraph.files.untrusted.contained_paths import is_inside, path_inside
+from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
+from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+
+Array = np.ndarray[Any, Any]
+Path = str | os.PathLike[str]
+
+CONFIG, GENAI, INDEX = "config.json", "genai_config.json", ".safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+# types of models whose normalisation layers multiply by 1 + weight
+_OFFSET_BY_ONE = frozenset(
+    {"gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
+    | {"qwen3_5_text", "qwen3_next", "recurrent_gemma", "t5gemma", "t5gemma2", "vaultgemma"}
+)
+# settings of a computation that no weight shows, by key of config.json; and of the section decoder of GENAI
+_SETTINGS = ("attention_multiplier", "attn_logit_softcapping", "embedding_multiplier", "final_logit_softcapping",
+             "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "logits_scaling", "num_attention_heads",
+             "num_key_value_heads", "head_dim", "partial_rotary_factor", "query_pre_attn_scalar", "residual_multiplier",
+             "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window")  # fmt: skip
+_IN_GENAI = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads",
+             "head_size": "head_dim"}  # fmt: skip
+_SHORTEST = 4  # characters of a family's name that its types have in common: qwen2, qwen2_5_vl
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The weights of a model in Hugging Face's format.
+
+    Attributes:
+        tensors: arrays by name, mapped from their files.
+        where: the path, for messages.
+        config: the content of ``config.json``; empty if there is none.
+    """
+
+    tensors: Mapping[str, Array]
+    where: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def norm_offset(self) -> float:
+        """The number that the model adds to the weights of its normalisation layers: 1 for Gemma, otherwise 0."""
+        return float(any(table.get("model_type") in _OFFSET_BY_ONE for table in (self.config, _flat(self.config))))
+
+    @property
+    def is_untied(self) -> bool:
+        """Whether the configuration says that the embedding and the last layer have different weights."""
+        return self.config.get("tie_word_embeddings") is False
+
+
+def is_pretrained(path: Path) -> bool:
+    """Whether ``path`` is an index of shards, or a folder that is neither a step nor a run."""
+    return os.fspath(path).endswith(INDEX) or kind_of(path) is Kind.FOLDER
+
+
+def read_pretrained(path: Path) -> Pretrained:
+    """Return the weights at ``path``: a folder, an index of shards, or a safetensors file.
+
+    Raises:
+        DataError: there are no safetensors, a shard or a tensor of the index is missing, or a file is damaged.
+    """
+    given = FilePath(os.fspath(path))
+    folder, name = (given, _main_file(given)) if given.is_dir() else (given.parent, given.name)
+    try:
+        tensors = _of_index(folder, name) if name.endswith(INDEX) else _tensors_in(folder, name)
+        config = _config_in(folder)
+    except UnreadableError as error:
+        raise DataError(f"cannot read the weights in '{shown(path)}': {error}; download the folder again") from None
+    if not tensors:
+        raise DataError(f"there are no tensors in '{shown(path)}'; download the folder again")
+    return Pretrained(tensors, os.fspath(path), config)
+
+
+def check_family(folder: Path, source: Pretrained) -> None:
+    """Raise DataError if the configuration of a model in ``folder`` differs from that of the weights.
+
+    Only what both configurations contain is compared: the type of model, and settings that no weight shows.
+    """
+    try:
+        own = _own_settings(FilePath(os.fspath(folder)))
+    except UnreadableError:
+        return
+    theirs = _flat(source.config)
+    kinds = [str(table.get("model_type", "")) for table in (own, theirs)]
+    short = [re.sub("[^a-z0-9]", "", kind.lower())[:_SHORTEST] for kind in kinds]
+    if all(short) and short[0] != short[1]:
+        raise DataError(
+            f"'{shown(source.where)}' contains weights of type {shown(kinds[1])}, but the model has type "
+            f"{shown(kinds[0])}; pass weights of the same family"
+        )
+    for key in _SETTINGS:
+        values = [table.get(key) for table in (own, theirs)]
+        if None not in values and values[0] != values[1]:
+            raise DataError(
+                f"'{shown(source.where)}' has {key} {shown(values[1])} in {CONFIG}, but the model has "
+                f"{shown(values[0])}, which weights cannot change; export the new weights instead"
+            )
+
+
+def _own_settings(folder: FilePath) -> Mapping[str, Any]:
+    """Return the settings of an exported model under the keys of ``config.json``; empty if there are none."""
+    if not is_inside(folder, GENAI):
+        return _flat(_config_in(folder))
+    found = json_of(regular_bytes(path_inside(folder, GENAI), LARGEST))
+    model = found.get("model") if isinstance(found, Mapping) else None
+    decoder = model.get("decoder") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(decoder, Mapping):
+        return {}
+    return {"model_type": model.get("type", "")} | {ours: decoder.get(key) for key, ours in _IN_GENAI.items()}
+
+
+def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the settings of its text model."""
+    inner = [config[name] for name in _TEXT_PARTS if isinstance(config.get(name), Mapping)]
+    return {**config, **(inner[0] if inner else {})}
+
+
+def _main_file(folder: FilePath) -> str:
+    """Return the name of the index, or of the only safetensors file, of a folder."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    indices = [name for name in names if name.endswith(INDEX)]
+    files = [name for name in names if name.endswith(".safetensors")]
+    for found in (indices, files):
+        usual = [name for name in found if name.startswith("model.")]
+        if len(usual or found) == 1 and (usual or found) != [_ADAPTER]:
+            return (usual or found)[0]
+    if files == [_ADAPTER]:
+        raise DataError(
+            f"'{shown(folder)}' contains an adapter, not the weights of a model",
+            remedy="add it with gg.surgery.load_adapter",
+            shell="add it with --adapter",
+        )
+    pickled = next((name for name in names if name.endswith(_PICKLED)), None)
+    what = f"has {listed(indices or files, 4)}" if indices or files else "has no .safetensors file"
+    remedy = "pass the path of one of them" if indices or files else "pass a folder with model.safetensors"
+    if pickled and not files:
+        what += f", and '{shown(pickled)}' is a pickle, which is never loaded"
+        remedy = "save the model again with save_pretrained(folder)"
+    raise DataError(f"the folder '{shown(folder)}' {what}; {remedy}")
+
+
+def _tensors_in(folder: FilePath, name: str) -> dict[str, Array]:
+    try:
+        return safetensors_mapped(path_inside(folder, name))[0]
+    except UnreadableError as error:
+        raise UnreadableError(f"{shown(name)}: {error}") from None
+
+
+def _of_index(folder: FilePath, name: str) -> dict[str, Array]:
+    table = Fields(json_of(regular_bytes(path_inside(folder, name), LARGEST)), shown(name)).table("weight_map")
+    places = {key: table.text(key) for key in table.keys()}  # noqa: SIM118 - not a dict
+    shards = {shard: _tensors_in(folder, shard) for shard in sorted({*places.values()})}
+    missing = [(key, shard) for key, shard in places.items() if key not in shards[shard]]
+    if missing:
+        key, shard = missing[0]
+        raise UnreadableError(f"{shown(shard)} lacks '{shown(key)}', which {shown(name)} lists")
+    return {key: shards[shard][key] for key, shard in places.items()}
+
+
+def _config_in(folder: FilePath) -> Mapping[str, Any]:
+    if not is_inside(folder, CONFIG):
+        return {}
+    found = json_of(regular_bytes(path_inside(folder, CONFIG), LARGEST))
+    return found if isinstance(found, Mapping) else {}

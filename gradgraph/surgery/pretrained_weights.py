@@ -1,0 +1,679 @@
+"""Weights that were trained elsewhere, written into a finished model: plain, transposed, packed, fused or quantised.
+
+Each weight of the model (``weight_places``) is matched with tensors of the file by its module (``weight_names``):
+
+- A packed layer (queries, keys and values; gate and up projections) is joined from the tensors of its pieces, and a
+  piece is a part of a packed tensor (``peft_names``).
+- A convolution whose BatchNormalization was merged into it is merged with the new one again (``folded_norms``).
+- A last layer without a tensor is tied to the embedding.
+- Normalisation layers of some families multiply by 1 + weight; a file contains this sum.
+
+Everything is matched and checked before the first weight is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import DataError, counted, listed, shown
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.passes.normal.weights.stored_once import find_merged
+from gradgraph.surgery.folded_norms import Conv, Norm, epsilon_of, folded, norms_of
+from gradgraph.surgery.linear_layers import rewritten
+from gradgraph.surgery.operation import layers_log, numbers_of, set_numbers
+from gradgraph.surgery.peft_names import packs_of, pieces_of
+from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
+from gradgraph.surgery.quantised_tables import read_table, write_table
+from gradgraph.surgery.recurrent_weights import in_order, is_recurrent, numbered, parameters
+from gradgraph.surgery.stored_weights import (
+    as_read,
+    canonical,
+    is_quantised,
+    write_floats,
+    write_integer_bias,
+    write_quantised,
+)
+from gradgraph.surgery.untied import untie
+from gradgraph.surgery.weight_names import TensorNames, meaning
+from gradgraph.surgery.weight_places import TABLE, Place, is_computed, places_of, scope_of
+from gradgraph.surgery.weights import first_names, weights_named, weights_of
+
+Array = np.ndarray[Any, Any]
+
+# tensors that are not weights: counters, and buffers that models compute themselves
+_BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids", "masked_bias", "attn.bias",
+            "attention.bias", "relative_position_index", "rotary_emb.cos_cached", "rotary_emb.sin_cached")  # fmt: skip
+
+
+_OWN_ORDER = frozenset({"Attention", "GRU", "LSTM", "RNN"})  # of gates and heads, other than PyTorch's
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the file, or the rows of it, that is a weight or a piece of one.
+
+    Attributes:
+        key: the name of the tensor; empty for zeros.
+        begin, end: the rows; all if ``end`` is None.
+    """
+
+    key: str
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A weight of the model with its tensors.
+
+    Attributes:
+        place: the weight.
+        parts: the tensors, joined along the outputs.
+        is_tied: whether the tensor belongs to another weight of the model, with which this one is tied.
+        norm: the BatchNormalization that is merged into this weight or bias; None if there is none.
+    """
+
+    place: Place
+    parts: tuple[Part, ...]
+    is_tied: bool = False
+    norm: Norm | None = None
+
+
+class Plan:
+    """The matches of a model's weights with the tensors of a file.
+
+    Args:
+        work: the model.
+        source: the file.
+        epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
+
+    Attributes:
+        matches: the weights with tensors.
+        missing: names of weights without tensors.
+        spare: names of tensors that are used nowhere, without buffers.
+        buffers: names of unused tensors that are not weights.
+
+    Raises:
+        DataError: a tensor fits several weights, or a weight several tensors; or a shape differs.
+    """
+
+    def __init__(self, work: ir.Model, source: Pretrained, epsilon: float | None = None) -> None:
+        self.work, self.source, self._epsilon = work, source, epsilon
+        places = places_of(work)
+        self._names = TensorNames(source.tensors, [name for place in places for name in place.names])
+        self._layers = {meaning(place.module): place.layer for place in places if place.layer is not None}
+        wanted = {*weights_of(work)} | _statistics(work)
+        self._numbers = numbered((place.node, scope_of(place.node)) for place in places)
+        found = [(place, self._parts_of(place, place.names[: place.own])) for place in places]
+        self._claimed = {part.key for _, parts in found for part in parts}
+        found = [(place, parts or self._by_scope(place)) for place, parts in found]
+        self._claimed |= {part.key for _, parts in found for part in parts}
+        found = [(place, parts or self._of_module(place)) for place, parts in found]
+        matches = [Match(place, parts) for place, parts in found if parts]
+        matches += self._tied([place for place, parts in found if not parts], matches)
+        matches = self._with_norms(places, matches)
+        self.matches = [match for match in matches if match.parts or match.norm is not None]
+        held = {match.place.value for match in self.matches}
+        missing = {place.value: place.name for place in places if place.value not in held}
+        required = {place.value for place in places if place.layer is not None or place.node.op_type == TABLE}
+        required |= {place.value for place in places if place.value.name in wanted}
+        self.missing = [name for value, name in missing.items()
+                        if value in required and not _is_neutral(value, name)]  # fmt: skip
+        used = {part.key for match in self.matches for part in match.parts}
+        used |= {key for match in self.matches if match.norm for key in match.norm.keys}
+        rest = [key for key in source.tensors if key not in used]
+        self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
+        self.spare = [key for key in rest if key not in self.buffers]
+        self._lying = self._inputs_first()
+        self._check()
+
+    # --- matching ---------------------------------------------------------------------------------------------------
+
+    def _parts_of(self, place: Place, names: Sequence[str]) -> tuple[Part, ...]:
+        """Return the tensors with one of the names, of the pieces of a packed layer, or of its packed layer."""
+        if self._is_computed(place):
+            return ()
+        if is_recurrent(place.node):
+            return self._recurrent(place)
+        for name in names:
+            if (key := self._names.find(name)) is not None:
+                return (Part(key),)
+        if not names:
+            return ()
+        module, _, role = meaning(names[0]).rpartition(".")
+        pieces = [self._names.find(f"{piece}.{role}") for piece in pieces_of(module)]
+        if len(pieces) > 1 and (all(pieces) or (role == "bias" and any(pieces))):
+            return self._with_zeros(module, pieces)
+        for pack in packs_of(module):
+            if (key := self._names.find(f"{pack}.{role}")) is not None:
+                return (self._piece(module, pack, key),)
+        return ()
+
+    def _is_computed(self, place: Place) -> bool:
+        """Whether an exporter computed the tensor from a weight; the sum 1 + weight of some families is known."""
+        known = is_recurrent(place.node) or (place.is_norm and bool(self.source.norm_offset))
+        return is_computed(place.value) and not known
+
+    def _by_scope(self, place: Place) -> tuple[Part, ...]:
+        """Return the tensors that are called as the scope of the weight's reader, if they fit and no other has them."""
+        parts = self._parts_of(place, place.names[place.own :])
+        fits = place.layer is not None or sum(self.source.tensors[p.key].size for p in parts if p.key) == _size(place)
+        return parts if fits and self._claimed.isdisjoint(part.key for part in parts) else ()
+
+    def _recurrent(self, place: Place) -> tuple[Part, ...]:
+        names = parameters(place.node, place.value, self._numbers[place.node])
+        for module in dict.fromkeys([scope_of(place.node), place.module]):
+            keys = [self._names.find(f"{module}.{name}") for name in names]
+            if keys and all(keys):
+                return tuple(Part(key) for key in keys if key)
+        return ()
+
+    def _with_zeros(self, module: str, pieces: Sequence[str | None]) -> tuple[Part, ...]:
+        """Return the biases of a packed layer's pieces; a piece without one has zeros."""
+        sizes = [None if key is None else len(self.source.tensors[key]) for key in pieces]
+        if None in sizes:
+            weights = [self._names.find(f"{piece}.weight") for piece in pieces_of(module)]
+            sizes = [None if key is None else len(self.source.tensors[key]) for key in weights]
+        return tuple(Part(key or "", 0, size if key is None else None) for key, size in zip(pieces, sizes, strict=True))
+
+    def _piece(self, module: str, pack: str, key: str) -> Part:
+        """Return the rows of a packed tensor that belong to the layer ``module`` of the model."""
+        names = pieces_of(pack)
+        layers = [self._layers.get(name) for name in names]
+        sizes = [layer.sizes[1] for layer in layers if layer is not None]
+        total = self.source.tensors[key].shape[0]
+        if len(sizes) != len(names) or (sum(sizes) not in self.source.tensors[key].shape):
+            raise DataError(
+                f"'{shown(key)}' has {total} outputs, but the model's layers of it have {sizes}; use a folder of a "
+                "model with the same sizes"
+            )
+        at = names.index(module)
+        return Part(key, sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def _of_module(self, place: Place) -> tuple[Part, ...]:
+        """Return the only unused tensor of the weight's module that has its number of elements."""
+        if place.node.op_type in _OWN_ORDER or self._is_computed(place):
+            return ()
+        size = _size(place)
+        for module in filter(None, dict.fromkeys(name.rpartition(".")[0] for name in place.names)):
+            keys = [key for key in self._names.of_module(module) if key not in self._claimed]
+            fitting = [key for key in keys if self.source.tensors[key].size == size > 1]
+            fitting = [key for key in fitting if place.layer is not None or _has_one_layout(self.source.tensors[key])]
+            if len(fitting) == 1:
+                self._claimed.add(fitting[0])
+                return (Part(fitting[0]),)
+        return ()
+
+    def _tied(self, missing: Sequence[Place], matches: Sequence[Match]) -> list[Match]:
+        """Return matches of a last layer, or of an embedding, with the tensor of the other one."""
+        if self.source.is_untied:
+            return []
+        tables = [m for m in matches if m.place.node.op_type in ("Gather", TABLE) and len(m.parts) == 1]
+        heads = [m for m in matches if m.place.layer is not None and m.place.layer.kind not in ("Conv", "Gather")]
+        found = []
+        for place in missing:
+            is_table = place.node.op_type in ("Gather", TABLE)
+            if place.layer is None and not is_table:
+                continue
+            others = [m for m in (heads if is_table else tables) if self._could_be_tied(place, m)]
+            if len({m.parts for m in others}) == 1 and (is_table or _computes_scores(place)):
+                found.append(Match(place, others[0].parts, is_tied=True))
+        return found
+
+    def _could_be_tied(self, place: Place, other: Match) -> bool:
+        """Whether an embedding and a last layer may have one tensor (rows, columns): (outputs, inputs) of the layer."""
+        is_table = place.node.op_type in ("Gather", TABLE)
+        head = other.place.layer if is_table else place.layer
+        if head is None or len(other.parts) != 1 or (is_table and not _computes_scores(other.place)):
+            return False
+        return bool(self.source.tensors[other.parts[0].key].shape == head.sizes[::-1])
+
+    def _with_norms(self, places: Sequence[Place], matches: Sequence[Match]) -> list[Match]:
+        """Add the BatchNormalizations of the file that the model's convolutions contain."""
+        kept = {meaning(place.module) for place in places if place.node.op_type == "BatchNormalization"}
+        kept |= {self._names.module_of(m.parts[0].key) for m in matches if m.place.node.op_type == "BatchNormalization"}
+        norms = norms_of(self._names, self.source.tensors, kept)
+        biases = {place.node: place for place in places if place.role == "bias"}
+        biased = {match.place.node for match in matches if match.place.role == "bias"}
+        layers = [(m.place.layer, m.parts[0].key) for m in matches if m.place.layer is not None]
+        layers = [(layer, key) for layer, key in layers if layer.kind == "Conv" and layer.node in biases]
+        convs = [layer.node for layer, _ in layers]
+        given = [Conv(self._names.module_of(key), layer.sizes[1], layer.node in biased,
+                      self._names.module_called(scope_of(layer.node))) for layer, key in layers]  # fmt: skip
+        chosen = {convs[i]: replace(norm, epsilon=epsilon_of(convs[i]) or self._epsilon)
+                  for i, norm in folded(given, norms).items()}  # fmt: skip
+        for norm in chosen.values():
+            norm.check_epsilon()
+        found = [replace(m, norm=chosen[m.place.node])
+                 if m.place.node in chosen and (m.place.layer is not None or m.place.role == "bias") else m
+                 for m in matches]  # fmt: skip
+        return found + [Match(biases[node], (), norm=norm) for node, norm in chosen.items() if node not in biased]
+
+    def _is_copy(self, key: str, used: Iterable[str]) -> bool:
+        """Whether a tensor is equal to one that is used: the second name of a tied weight."""
+        array = self.source.tensors[key]
+        tied = {m.parts[0].key for m in self.matches if m.place.node.op_type in ("Gather", TABLE) or m.is_tied}
+        same = [self.source.tensors[other] for other in tied & {*used}]
+        return array.ndim == 2 and any(a.shape == array.shape and np.array_equal(a, array) for a in same)
+
+    # --- shapes -----------------------------------------------------------------------------------------------------
+
+    def _inputs_first(self) -> Callable[[str], bool]:
+        """Return whether a square matrix is stored as (inputs, outputs), judging by other matrices of the file."""
+        votes: dict[str, Counter[bool]] = defaultdict(Counter)
+        for match in self.matches:
+            layer = match.place.layer
+            if layer is None or layer.kind in ("Conv", "Gather"):
+                continue
+            for part in match.parts:
+                shape = [*_matrix(self.source.tensors[part.key]).shape] if part.key else []
+                if len(shape) == 2 and shape[0] != shape[1]:
+                    votes[_last(part.key)][shape[1] != layer.sizes[0]] += 1
+        every = Counter[bool](vote for of_one in votes.values() for vote in of_one)
+        usual = bool(every) and not every[False]
+
+        def decided(key: str) -> bool:
+            own = votes.get(_last(key), Counter())
+            return bool(own[True]) and not own[False] if own else usual
+
+        return decided
+
+    def _check(self) -> None:
+        """Raise DataError if a shape differs, or weights that the model stores once have different tensors."""
+        for match in self.matches:
+            self._check_shape(match)
+        stored: dict[ir.Value, Match] = {}
+        places: dict[tuple[Part, ...], Match] = {}
+        for match in self.matches:
+            other = stored.setdefault(match.place.value, match)
+            if other.parts != match.parts and not self._are_equal(other, match):
+                raise DataError(
+                    f"the model stores '{shown(match.place.name)}' and '{shown(other.place.name)}' once, but the file "
+                    f"has different tensors for them, {listed([p.key for m in (other, match) for p in m.parts])}; "
+                    "untie them first",
+                    shell="untie them first: --untie WEIGHT",
+                )
+            twin = places.setdefault(match.parts, match)
+            if match.parts and not (match.is_tied or twin.is_tied) and _differ(twin.place, match.place):
+                raise DataError(
+                    f"'{shown(match.parts[0].key)}' of the file fits '{shown(twin.place.name)}' and "
+                    f"'{shown(match.place.name)}' of the model; map it with names={{...}}"
+                )
+
+    def _are_equal(self, one: Match, other: Match) -> bool:
+        keys = [match.parts[0].key for match in (one, other) if len(match.parts) == 1 and match.parts[0].key]
+        arrays = [self.source.tensors[key] for key in keys]
+        return len(arrays) == 2 and np.array_equal(arrays[0], arrays[1])
+
+    def _check_shape(self, match: Match) -> None:
+        if not match.parts:
+            return
+        place, first = match.place, next(part.key for part in match.parts if part.key)
+        for part in match.parts:
+            kind = self.source.tensors[part.key].dtype if part.key else np.dtype(np.float32)
+            if kind.name not in ("float16", "bfloat16", "float32", "float64"):
+                raise DataError(
+                    f"'{shown(part.key)}' has dtype {kind} in the file; save the weights as floats, not quantised"
+                )
+        found = [self.source.tensors[part.key].shape for part in match.parts if part.key]
+        layer = place.layer
+        if layer is None:
+            rows = sum(int(np.prod(shape)) for shape in found) if match.parts[0].end is None else None
+            missing = sum(part.end or 0 for part in match.parts if not part.key)
+            if place.node.op_type == TABLE:
+                fits = read_table(place.node).shape == found[0]
+            elif rows is None:
+                fits = (match.parts[0].end or 0) - match.parts[0].begin == _size(place)
+            elif _is_of_experts(place):
+                fits = self._experts(match, shapes_only=True) is not None
+            else:
+                fits = rows + missing == _size(place) and _same_but_ones(place, found)
+            if fits:
+                return
+            wanted = list(read_table(place.node).shape if place.node.op_type == TABLE else shape_of(place.value) or ())
+        else:
+            wanted = list(layer.shape if layer.kind in ("Conv", "Gather") else layer.sizes[::-1])
+            if self._outputs_first(match, shapes_only=True) is not None:
+                return
+        raise DataError(
+            f"'{shown(first)}' has shape {list(found[0])} in the file, but '{shown(place.name)}' of the model has "
+            f"{wanted}; use a file of a model with the same sizes"
+        )
+
+    def _outputs_first(self, match: Match, shapes_only: bool = False) -> Array | None:
+        """Return the weight of a layer with outputs first; None if shapes do not fit.
+
+        With ``shapes_only``, the result is any array.
+        """
+        layer = match.place.layer
+        assert layer is not None
+        arrays = [self.source.tensors[part.key] for part in match.parts]
+        if layer.kind in ("Conv", "Gather"):
+            array = _of_rank(arrays[0], len(layer.shape))
+            if len(arrays) > 1 or array.shape != layer.shape:
+                return None
+            return array if layer.kind == "Conv" else array.T
+        inputs, outputs = layer.sizes
+        rows = []
+        for part, given in zip(match.parts, arrays, strict=True):
+            array = _matrix(given)
+            if array.ndim != 2 or inputs not in array.shape:
+                return None
+            is_square = array.shape[0] == array.shape[1]
+            turned = self._lying(part.key) if is_square else array.shape[1] != inputs
+            rows.append((array.T if turned else array)[part.begin : part.end])
+        if sum(map(len, rows)) != outputs:
+            return None
+        return rows[0] if shapes_only or len(rows) == 1 else np.concatenate(rows)
+
+    def _experts(self, match: Match, shapes_only: bool = False) -> Array | None:
+        """Return the matrices of all experts in the order of axes in which the model stores them.
+
+        None if the shape does not fit. The order in the file follows from experts with other numbers of inputs and
+        outputs.
+        """
+        own, array = tuple(shape_of(match.place.value) or ()), self.source.tensors[match.parts[0].key]
+        if len(match.parts) > 1 or array.shape not in (own, (own[0], own[2], own[1])):
+            return None
+        if own[1] != own[2]:
+            return array if array.shape == own else array.swapaxes(1, 2)
+        parent = match.parts[0].key.rpartition(".")[0]
+        others = [m for m in self.matches if _is_of_experts(m.place) and m.parts[0].key.rpartition(".")[0] == parent]
+        shapes = [(tuple(shape_of(m.place.value) or ()), self.source.tensors[m.parts[0].key].shape) for m in others]
+        found = {mine == theirs for mine, theirs in shapes if mine[1] != mine[2]}
+        if len(found) != 1 and not shapes_only:
+            raise DataError(
+                f"the matrices of '{shown(match.parts[0].key)}' are square, so it is unknown whether they are "
+                "transposed in the file; take the other tensors with strict=False, and this one by name"
+            )
+        return array if found == {True} else array.swapaxes(1, 2)
+
+    # --- numbers ----------------------------------------------------------------------------------------------------
+
+    def weight(self, match: Match) -> Array:
+        """Return the new numbers of a weight: for a layer outputs first, otherwise in the shape of the stored tensor.
+
+        Floats are float32 at least.
+        """
+        place = match.place
+        if place.layer is not None:
+            found = self._outputs_first(match)
+            assert found is not None
+            array = _wide(found)
+        elif _is_of_experts(place):
+            found = self._experts(match)
+            assert found is not None
+            array = _wide(found)
+        elif is_recurrent(place.node):
+            array = in_order(place.node, [_wide(self.source.tensors[part.key]) for part in match.parts])
+        elif match.parts:
+            pieces = [_wide(self.source.tensors[part.key]).reshape(-1)[part.begin : part.end]
+                      if part.key else np.zeros(part.end or 0, np.float32) for part in match.parts]  # fmt: skip
+            array = np.concatenate(pieces)
+            array = array + self.source.norm_offset if self._has_offset(place) else array
+        else:
+            array = np.zeros(_size(place), np.float32)
+        return array if match.norm is None else match.norm.merged(array, place.layer is not None)
+
+    def _has_offset(self, place: Place) -> bool:
+        added = any(use.node.op_type == "Add" for use in place.value.uses())
+        return bool(self.source.norm_offset) and place.is_norm and not added
+
+    def check_computed(self) -> None:
+        """Raise DataError if the exporter seems to have computed the old weights from a module's parameters.
+
+        Normalisation weights may be 1 + weight, if no family says so; rows of a matrix may have been divided by their
+        lengths.
+        """
+        distances = np.zeros(2)
+        for match in [] if self.source.norm_offset else self.matches:
+            if match.place.is_norm and match.place.layer is None and match.norm is None:
+                old, new = as_read(match.place.value), self.weight(match)
+                if old.size == new.size:
+                    rest = old.astype(np.float64).reshape(-1) - new.reshape(-1)
+                    distances += [float(rest @ rest), float((rest - 1) @ (rest - 1))]
+            self._check_lengths(match)
+        if distances[1] < 0.25 * distances[0]:
+            raise DataError(
+                f"the normalisation weights of the model seem to be 1 + those of '{shown(self.source.where)}', but no "
+                f"{CONFIG} of a family that stores them so is next to the tensors; copy {CONFIG} there"
+            )
+
+    def _check_lengths(self, match: Match) -> None:
+        layer = match.place.layer
+        if layer is None or layer.kind == "Conv" or match.place.own or is_quantised(layer):
+            return
+        lengths = [np.linalg.norm(array, axis=1) for array in (canonical(layer), self.weight(match))]
+        old, new = (bool(np.allclose(of_one, 1, atol=1e-4)) for of_one in lengths)
+        if old and not new:
+            raise DataError(
+                f"the rows of '{shown(match.place.name)}' in the model have length 1, so the exporter normalised them; "
+                "export the new weights instead"
+            )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def take_pretrained(
+    work: ir.Model,
+    source: Pretrained,
+    *,
+    strict: bool = True,
+    epsilon: float | None = None,
+    errors: dict[str, float] | None = None,
+    done: Callable[[ir.Model], None] = lambda _: None,
+) -> None:
+    """Write the weights of ``source`` into ``work``, and log the number of tensors and weights.
+
+    Args:
+        work: the model; its weights keep their types, layouts, packing and quantisation.
+        source: the new weights.
+        strict: require a tensor for each weight of the model, and a weight for each tensor, except for buffers.
+        epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
+        errors: receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised layer, by module.
+        done: called with the model after each weight.
+
+    Raises:
+        DataError: nothing fits, weights or tensors remain, a shape differs, or a number does not fit the stored type.
+    """
+    known = {*weights_of(work)}
+    for value in find_merged(value for value in weights_named(work, "*") if value.name in known):
+        untie(work, value)
+    plan = Plan(work, source, epsilon)
+    _check_all(plan, strict)
+    plan.check_computed()
+    groups: dict[ir.Value, list[Match]] = defaultdict(list)
+    for match in sorted(
+        plan.matches, key=lambda match: match.place.layer is None
+    ):  # scales of biases depend on weights
+        groups[match.place.value].append(match)
+    for group in groups.values():
+        _write(work, plan, _writer(group), group, errors)
+        done(work)
+
+
+def report(plan: Plan) -> str:
+    """Return the counts of a plan: ``took 291 of 293 tensors for 146 of 146 weights; left 2 (a, b)``."""
+    total = len(plan.source.tensors)
+    left = [*plan.spare, *plan.buffers]
+    values = len({match.place.value for match in plan.matches})
+    lost = len(dict.fromkeys(plan.missing))
+    text = f"took {total - len(left)} of {counted(total, 'tensor')} for {values} of {counted(values + lost, 'weight')}"
+    text += f"; left {len(left)} ({first_names(left)})" if left else ""
+    return text + (f"; {counted(lost, 'weight')} unchanged ({first_names(plan.missing)})" if lost else "")
+
+
+def _check_all(plan: Plan, strict: bool) -> None:
+    where, tensors = f"'{shown(plan.source.where)}'", counted(len(plan.source.tensors), "tensor")
+    if not plan.matches:
+        raise DataError(
+            f"none of the {tensors} in {where} ({first_names([*plan.source.tensors])}) is a weight of the model "
+            f"({first_names(plan.missing)}); pass weights of the same family"
+        )
+    parts = []
+    if plan.missing:
+        have = "has" if len(plan.missing) == 1 else "have"
+        lost = counted(len(plan.missing), "weight")
+        parts.append(f"{lost} of the model {have} no tensor ({first_names(plan.missing)})")
+    if plan.spare:
+        have = "has" if len(plan.spare) == 1 else "have"
+        parts.append(f"{counted(len(plan.spare), 'tensor')} {have} no weight ({first_names(plan.spare)})")
+    if strict and parts:
+        raise DataError(
+            f"{where} does not fit the model: {' and '.join(parts)}",
+            remedy="pass weights of the same family and size, or strict=False to take what fits",
+            shell="pass weights of the same family and size, or add --partly to take what fits",
+        )
+    layers_log.info("%s", report(plan))
+
+
+def _write(work: ir.Model, plan: Plan, match: Match, group: Sequence[Match], errors: dict[str, float] | None) -> None:
+    place, weight = match.place, plan.weight(match)
+    if not np.isfinite(weight).all():
+        raise DataError(f"'{shown(match.parts[0].key)}' contains NaN or infinity; use other weights")
+    readers = {node for m in group for node in _readers(m.place)}
+    if place.layer is None and place.node.op_type == TABLE:
+        error = write_table(work, place.node, weight)
+        _note(errors, place, error)
+        return
+    if place.layer is None:
+        _write_plain(work, place, weight)
+        return
+    if is_quantised(place.layer):
+        _note(errors, place, write_quantised(work, place.layer, weight, readers=readers))
+        return
+    _check_range(place, weight, place.layer.weight.dtype)
+    write_floats(work, place.layer, weight, readers=readers)
+
+
+def _writer(group: Sequence[Match]) -> Match:
+    """Return the reader of a tensor by which it is written: a product rather than an embedding tied to it."""
+    return next((m for m in group if m.place.layer is not None and m.place.layer.kind != "Gather"), group[0])
+
+
+def _note(errors: dict[str, float] | None, place: Place, error: float) -> None:
+    if errors is not None:
+        errors[place.module] = error
+
+
+def _write_plain(work: ir.Model, place: Place, weight: Array) -> None:
+    tensor = numbers_of(place.value)
+    assert tensor is not None
+    if not tensor.dtype.is_floating_point():
+        write_integer_bias(work, place.node, weight.reshape(-1))
+        return
+    new = weight.reshape(tuple(tensor.shape.numpy()))
+    _check_range(place, new, tensor.dtype)
+    set_numbers(work, place.value, np.ascontiguousarray(new.astype(tensor.dtype.numpy())))
+
+
+def _check_range(place: Place, weight: Array, dtype: ir.DataType | None) -> None:
+    kind = (dtype or ir.DataType.FLOAT).numpy()
+    if kind == np.float16 and weight.size and float(np.abs(weight).max()) > np.finfo(np.float16).max:
+        raise DataError(
+            f"'{shown(place.name)}' has numbers beyond float16, in which the model stores it; convert the model first",
+            shell="convert the model first: --in-float32",
+        )
+
+
+def _readers(place: Place) -> list[ir.Node]:
+    """Return the node that reads a weight, and the nodes from the stored tensor to it."""
+    if place.layer is not None:
+        return [place.node, *rewritten(place.layer.weight)[1]]
+    nodes, value = [place.node], place.node.inputs[0]
+    while value is not None and value is not place.value and (node := value.producer()) is not None:
+        nodes.append(node)
+        value = node.inputs[0]
+    return nodes
+
+
+# --- details ---------------------------------------------------------------------------------------------------------
+
+
+def _is_neutral(value: ir.Value, name: str) -> bool:
+    """Whether a vector is 1 or 0 everywhere, as for a normalisation without weights, or a layer without a bias."""
+    tensor = numbers_of(value)
+    if tensor is None or not tensor.dtype.is_floating_point() or len(tensor.shape) != 1:
+        return False
+    return bool((tensor.numpy() == (0 if name.endswith("bias") else 1)).all())
+
+
+def _size(place: Place) -> int:
+    if place.layer is not None:
+        return int(np.prod(place.layer.shape))
+    tensor = numbers_of(place.value)
+    return 0 if tensor is None else tensor.size
+
+
+def _same_but_ones(place: Place, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a tensor has the shape of a weight, apart from axes of size 1."""
+    tensor = numbers_of(place.value)
+    own = () if tensor is None else tuple(tensor.shape.numpy())
+    return len(shapes) > 1 or [n for n in own if n != 1] == [n for n in shapes[0] if n != 1]
+
+
+def _is_of_experts(place: Place) -> bool:
+    """Whether a tensor contains a matrix for each expert of a mixture."""
+    return place.layer is None and ".experts." in place.name and len(shape_of(place.value) or ()) == 3
+
+
+def _has_one_layout(array: Array) -> bool:
+    """Whether the shape of a tensor shows the order of its axes."""
+    sizes = [size for size in array.shape if size != 1]
+    return len({*sizes}) == len(sizes)
+
+
+def _matrix(array: Array) -> Array:
+    """Return a matrix from the kernel of a pointwise convolution."""
+    return array.reshape(array.shape[:2]) if array.ndim > 2 and set(array.shape[2:]) == {1} else array
+
+
+def _of_rank(array: Array, rank: int) -> Array:
+    """Return a kernel with further axes of size 1, if a matrix is stored for it."""
+    return array.reshape(*array.shape, *[1] * (rank - array.ndim)) if array.ndim < rank else array
+
+
+def _last(key: str) -> str:
+    """Return the last part of the path of a tensor's module."""
+    return key.rpartition(".")[0].rpartition(".")[2]
+
+
+def _wide(array: Array) -> Array:
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+def _computes_scores(place: Place) -> bool:
+    """Whether the outputs of a layer reach an output of the model without another layer in between."""
+    seen, values = set[ir.Value](), [place.node.outputs[0]]
+    while values:
+        value = values.pop()
+        if value.is_graph_output():
+            return True
+        if value not in seen and len(seen) < 64:
+            seen.add(value)
+            values += [v for node in value.consumers() if node.op_type not in ("Conv", "Gemm", "MatMul", "MatMulNBits")
+                       for v in node.outputs]  # fmt: skip
+    return False
+
+
+def _differ(one: Place, other: Place) -> bool:
+    """Whether two weights belong to different modules, rather than being two copies of one."""
+    if one.value is other.value:
+        return False
+    old = [numbers_of(place.value) for place in (one, other)]
+    if not {*one.names} & {*other.names} or old[0] is None or old[1] is None:
+        return meaning(one.name) != meaning(other.name)
+    return not np.array_equal(old[0].numpy(), old[1].numpy())
+
+
+def _statistics(work: ir.Model) -> set[str]:
+    """Return the names of the running statistics of BatchNormalizations."""
+    nodes = [node for node in work.graph if node.op_type == "BatchNormalization"]
+    return {v.name or "" for node in nodes for v in node.inputs[1:5] if v is not None and v.is_initializer()}

@@ -1,0 +1,184 @@
+"""The weights of a model, each with the paths that its module may have in the source code.
+
+A weight is a stored tensor: plain, transposed, quantised, packed with others, or a constant that an exporter computed
+from it. Its module is known from its own name, from the name that an optimizer recorded for a folded constant, or from
+the scope of the node that reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.weights.places import behind_moves, module_of, place_of
+from gradgraph.surgery.linear_layers import Layer, linear_layers, rewritten
+from gradgraph.surgery.naming import is_anonymous
+from gradgraph.surgery.operation import numbers_of
+
+TABLE = "GatherBlockQuantized"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # metadata of constants that PyTorch's exporter computed
+# names of values whose numbers are those of their source: of steps of PyTorch, and within these
+_MOVED = re.compile(r"(val_\d+|(_to_copy|_unsafe_view|alias|clone|contiguous|detach|expand|lift_fresh_copy|permute|"
+                    r"reshape|squeeze|t|to|transpose|type_as|unsqueeze|view)(_\d+)?)")  # fmt: skip
+_NORMS = frozenset({"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
+                    "GroupQueryAttention", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+                    "SkipSimplifiedLayerNormalization"})  # fmt: skip
+_MOVES = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A weight of a model.
+
+    Attributes:
+        names: possible paths of the parameter, the likeliest first: ``model.layers.0.attn.q_proj.weight``.
+        own: how many of these come from the name of the tensor; the others come from the scope of its reader, in
+            which several tensors may be.
+        value: the stored tensor; for a MatMulNBits, the packed integers.
+        node: the node that reads the tensor, behind nodes that only rewrite it.
+        layer: the linear layer whose weight this is; None for other parameters.
+    """
+
+    names: tuple[str, ...]
+    own: int
+    value: ir.Value
+    node: ir.Node
+    layer: Layer | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
+    def role(self) -> str:
+        """The name of the parameter in its module: ``weight``, ``bias``, ``running_mean``."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether a normalisation multiplies by this tensor, so that it contains any number added to the weight."""
+        return self.role in ("weight", "scale") and (self.node.op_type in _NORMS or self.node.op_type == "Mul")
+
+
+def places_of(work: ir.Model) -> list[Place]:
+    """Return the weights of a model in the order of their readers."""
+    layers = linear_layers(work, "*")[0]
+    found = [Place(*_names_of_layer(layer), _start(layer.weight), layer.node, layer) for layer in layers]
+    found += [place for layer in layers if (place := _bias_of(layer)) is not None]
+    found += list(_tables(work))
+    taken = {place.value for place in found}
+    for value in work.graph.initializers.values():
+        if value in taken or value.dtype is None or not value.dtype.is_floating_point():
+            continue
+        uses = [use for use in value.uses() if use.node.op_type != "QuantizeLinear"]
+        if uses and not _is_of_quantiser(value):
+            node, _ = behind_moves(*uses[0])
+            found.append(Place(*_names_of_value(value, *uses[0]), value, node))
+    order = {node: i for i, node in enumerate(nodes_of(work))}
+    return sorted(found, key=lambda place: order.get(place.node, -1))
+
+
+def _start(value: ir.Value) -> ir.Value:
+    start, _ = rewritten(value)
+    return value if start is None else start
+
+
+def _names_of_layer(layer: Layer) -> tuple[tuple[str, ...], int]:
+    """Return the possible paths of a layer's weight, and how many come from the weight's name."""
+    start = _start(layer.weight)
+    recorded = [name for name in _recorded(start) if name.endswith(".weight")]
+    modules = [module.removesuffix(".MatMul") for module in (layer.name, layer.repeats) if module]
+    named = _unique([*recorded, *(f"{module}.weight" for module in modules)])
+    if recorded or (not is_anonymous(start.name or "") and layer.name != module_of(layer.node)):
+        return named, len(named)
+    scope = scope_of(layer.node)
+    if not scope:
+        return named, 0
+    return _unique([f"{scope}.weight", *([f"{layer.repeats}.weight"] if layer.repeats else [])]), 0
+
+
+def _bias_of(layer: Layer) -> Place | None:
+    value, node = layer.bias, layer.node
+    if value is None and layer.added is not None and layer.added[1].dtype is not None:
+        node, value = layer.added
+    start, _ = rewritten(value)
+    if start is None or numbers_of(start) is None or not start.is_initializer():
+        return None
+    of_weight, own = _names_of_layer(layer)
+    modules = [name.rpartition(".")[0] for name in of_weight]
+    named = [*_recorded(start), *([] if is_anonymous(start.name or "") else [start.name or ""])]
+    named = [name.replace(".Add.bias", ".bias") for name in named if name.endswith("bias") and "." in name]
+    names = _unique([*named, *(f"{module}.bias" for module in modules)])
+    names = names if f"{modules[0]}.bias" not in names else _unique([f"{modules[0]}.bias", *names])
+    return Place(names, len(names) if own else len(named), start, node)
+
+
+def _tables(work: ir.Model) -> Iterator[Place]:
+    """Yield the tables that GatherBlockQuantized reads rows from."""
+    for node in nodes_of(work):
+        if node.op_type == TABLE and node.domain == "com.microsoft":
+            value = node.inputs[0]
+            while value is not None and numbers_of(value) is None:
+                before = value.producer()
+                value = before.inputs[0] if before is not None and before.op_type in _MOVES else None
+            if value is not None:
+                name = re.sub(r"(\.weight)?_(Q\d+|quantized|quant)$", "", value.name or "")
+                names = _unique([f"{module}.weight" for module in (scope_of(node), name.removesuffix(".MatMul"))])
+                yield Place(names, len(names), value, node)
+
+
+def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tuple[str, ...], int]:
+    name = value.name or ""
+    _, role = place_of(node, position)
+    scope = scope_of(behind_moves(node, position)[0])
+    found = _unique([*_recorded(value), *([] if is_anonymous(name) or name.startswith("/") else [name])])
+    return _unique([*found, *([f"{scope}.{role or 'weight'}"] if scope else [])]) or (name,), len(found)
+
+
+def _recorded(value: ir.Value) -> list[str]:
+    """Return the names of the tensors that PyTorch's exporter computed ``value`` from."""
+    return re.findall(r"'([^']*\.[^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
+
+
+def is_computed(value: ir.Value) -> bool:
+    """Whether PyTorch's exporter recorded that it computed ``value`` from a parameter, not only moved it."""
+    text = value.metadata_props.get(_FOLDED_FROM, "")
+    names = [value.name or "", *re.findall(r"'([^']*)'", text)]
+    return "." in text and any("." not in name and not _MOVED.fullmatch(name) for name in names)
+
+
+def _is_of_quantiser(value: ir.Value) -> bool:
+    """Whether nodes read ``value`` only as a scale or zero point of integers."""
+    kinds = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, TABLE: 2}
+    uses = list(value.uses())
+    return all(use.node.op_type in kinds and kinds[use.node.op_type] <= use.idx <= kinds[use.node.op_type] + 1
+               for use in uses)  # fmt: skip
+
+
+def scope_of(node: ir.Node) -> str:
+    """Return the module that a node belongs to; parts that PyTorch's older exporter repeats are removed.
+
+    ``/layer1/layer1.0/conv1/Conv`` belongs to ``layer1.0.conv1``, since a child of a Sequential has the name of its
+    parent in its own.
+    """
+    if "/" not in (node.name or "") or module_of(node) != ".".join((node.name or "").strip("/").split("/")[:-1]):
+        return module_of(node)
+    scopes: list[str] = []
+    for scope in (node.name or "").strip("/").split("/")[:-1]:
+        if scopes and scope.startswith(f"{scopes[-1]}."):
+            scopes[-1] = scope
+        else:
+            scopes.append(scope)
+    return ".".join(scopes)
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
