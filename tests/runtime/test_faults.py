@@ -214,6 +214,7 @@ WRITERS = {
     "gradgraph/runtime/saved/checkpoint.py": {"mkdir"},
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
+    "cli/surgery.py": {"mkdir"},
     "gradgraph/runs/run_folder.py": {"mkdir", "open"},  # a line at the end of the commands of a run
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
     "export/frozen_layers.py": {"mkdir"},
