@@ -10,7 +10,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import FORCE, OUT, SPLIT, STORE, build_options, run_option
+from gradgraph.cli.options import recipe_options
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.runs.spelled_build import SpelledBuild
@@ -18,12 +18,7 @@ from gradgraph.runs.spelled_build import SpelledBuild
 
 @click.command("build", cls=RecipeCommand)
 @click.argument("model", type=PATH)
-@build_options()
-@OUT
-@STORE
-@SPLIT
-@run_option("share_weights")
-@FORCE
+@recipe_options("build")
 @output.json_option
 def command(
     model: Path,

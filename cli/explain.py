@@ -25,7 +25,6 @@ from gradgraph.cli.options import (
     device_option,
     reading_options,
 )
-from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.errors import shown
 from gradgraph.files.stdin import from_stdin
 from gradgraph.runs.run_data import Reading
@@ -130,11 +129,7 @@ def command(
     check_replaceable(out, FILES, force)
     if not out.exists():
         check_writable(out)
-    if model.is_dir():
-        checkpoint = checkpoint_to_use(model, checkpoint, untrained)
-    elif untrained:
-        raise click.UsageError("--untrained requires a step folder, but a model contains its weights; omit it")
-    read, targets = model_to_run(model, checkpoint, (), not not_averaged)
+    read, targets = model_to_run(model, checkpoint, untrained, (), not not_averaged)
     explainer = Explainer(read, method, options, explained, device)
     names = explainer.predictor.names
     with from_stdin(data) as path:

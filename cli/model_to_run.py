@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.run_weights import checkpoint_to_use
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,13 +18,14 @@ TARGET = "target"  # the default name of the first target
 
 
 def model_to_run(
-    path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
+    path: Path, checkpoint: Path | None, untrained: bool, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
     """Return the model to run, without preprocessing of tables, and the names of its targets: arrays to ignore.
 
     Args:
         path: a model, a step folder or a run's folder.
-        checkpoint: the checkpoint of a step folder; None for its initial weights.
+        checkpoint: the checkpoint of a step folder; by default that of its run.
+        untrained: whether to use the initial weights of a step folder.
         outputs: the outputs to keep; all if empty.
         averaged: whether to use the moving averages of the weights, if there are any.
     """
@@ -37,11 +39,12 @@ def model_to_run(
         from gradgraph.export.artifacts import opened_trainer
         from gradgraph.step.step import Step
 
+        checkpoint = checkpoint_to_use(path, checkpoint, untrained)
         step = Step.load(path)
         model = opened_trainer(step, checkpoint).exported(outputs or None, averaged=averaged)
         return model, [t.name for t in step.manifest.targets]
-    if checkpoint is not None or not averaged:
-        what = "--checkpoint" if checkpoint is not None else "--not-averaged"
+    of_steps = {"--untrained": untrained, "--checkpoint": checkpoint is not None, "--not-averaged": not averaged}
+    if what := next((flag for flag, is_given in of_steps.items() if is_given), None):
         raise click.UsageError(f"{what} requires a step folder, but a model contains its weights; omit it")
     model = load_runnable(path)
     if told := learn_preprocessing(model, path):

@@ -14,8 +14,9 @@ from gradgraph.building.option import Option as FieldOption
 from gradgraph.cli.choices import BATCH_SIZE, PATH, Briefly, Suggested
 from gradgraph.cli.key_values import arguments, columns, groups, kinds, sizes
 from gradgraph.cli.sections import Option
-from gradgraph.runs import run_recipes
 from gradgraph.runs.run_options import OPTIONS, Run
+from gradgraph.runs.run_recipes import COMMANDS
+from gradgraph.runs.run_recipes import STORE as STORE_OPTION
 from gradgraph.runs.spelled_build import SPELLINGS
 
 if TYPE_CHECKING:
@@ -44,14 +45,9 @@ _TAKES: dict[str, dict[str, Any]] = {
 _DEFAULTS = {f.name: default_of(f) for f in fields(Run)}
 
 
-def declared(shell: Shell, help: str = "", default: Any = None) -> Callable[[F], F]:
-    """Return a decorator that adds an option with a key in recipes to a command.
-
-    Args:
-        shell: the option.
-        help: replaces its help text.
-        default: the default if the help shows none.
-    """
+def declared(shell: Shell, help: str = "") -> Callable[[F], F]:
+    """Return a decorator that adds an option with a key in recipes to a command; ``help`` replaces its help text."""
+    default = _DEFAULTS[shell.field] if OPTIONS.get(shell.name) is shell else shell.unset
     return click.option(*_flags(shell), cls=Option, shell=shell, **_settings(shell, help, default))
 
 
@@ -89,24 +85,14 @@ def _all(decorators: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-def build_option(name: str, help: str = "") -> Callable[[F], F]:
-    """Return a decorator that adds the option ``name`` of ``gradgraph.build``; ``help`` replaces its help text."""
-    return declared(SPELLINGS[name], help, SPELLINGS[name].unset)
+def recipe_options(command: str) -> Callable[[F], F]:
+    """Return a decorator that adds all options that a recipe of ``command`` may set, in order."""
+    return _all(declared(shell) for name, shell in COMMANDS[command].items() if name != "model")
 
 
-def build_options(*left_out: str) -> Callable[[F], F]:
-    """Return a decorator that adds all options of ``gradgraph.build`` in order, except the names in ``left_out``."""
-    return _all(build_option(name) for name in SPELLINGS if name not in left_out)
-
-
-def run_option(name: str, help: str = "") -> Callable[[F], F]:
-    """Return a decorator that adds the option ``name`` of a ``Run``; ``help`` replaces its help text."""
-    return declared(OPTIONS[name], help, _DEFAULTS[OPTIONS[name].field])
-
-
-def run_options(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds these options of a ``Run`` in order, by default all."""
-    return _all(run_option(name) for name in names or OPTIONS)
+def build_option(name: str) -> Callable[[F], F]:
+    """Return a decorator that adds the option ``name`` of ``gradgraph.build``."""
+    return declared(SPELLINGS[name])
 
 
 def options_of(kind: type[DataclassInstance]) -> Callable[[F], F]:
@@ -125,9 +111,9 @@ def _checked_option(shell: Shell, option: FieldOption, default: Any) -> Callable
     return click.option(*_flags(shell), callback=check, **_settings(shell, "", default))
 
 
-reading_options = run_options("image", "tokenizer", "text", "sound")
+reading_options = _all(declared(OPTIONS[name]) for name in ("image", "tokenizer", "text", "sound"))
 
-STORE, OUT, SPLIT = map(declared, (run_recipes.STORE, run_recipes.OUT, run_recipes.SPLIT))
+STORE, FORCE = declared(STORE_OPTION), declared(OPTIONS["force"])
 CHECKPOINT = click.option(
     "--checkpoint",
     type=PATH,
@@ -141,7 +127,7 @@ NOT_AVERAGED = click.option(
 
 def device_option(what: str) -> Callable[[F], F]:
     """Return a decorator that adds the option ``--device``, whose help is "Where to ``what``."."""
-    return run_option("device", f"Where to {what}.")
+    return declared(OPTIONS["device"], f"Where to {what}.")
 
 
 def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
@@ -155,7 +141,6 @@ def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path,
 CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
                           help="Custom operator library for onnxruntime. Its code runs with your permissions; "
                                "repeatable.")  # fmt: skip
-FORCE = run_option("force")
 
 
 def typed_by_user(ctx: click.Context, names: Iterable[str]) -> list[str]:

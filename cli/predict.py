@@ -14,7 +14,6 @@ from gradgraph.cli.command import Command
 from gradgraph.cli.drift_table import DRIFT, drift_of
 from gradgraph.cli.model_to_run import model_to_run
 from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, UNTRAINED, device_option, reading_options
-from gradgraph.cli.run_weights import checkpoint_to_use
 from gradgraph.errors import listed
 from gradgraph.files.stdin import STDIO, from_stdin
 from gradgraph.runs.run_data import Reading
@@ -97,11 +96,7 @@ def command(
     write = predictions.writer_for(out)
     if out != STDIO:
         check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
-    if model.is_dir():
-        checkpoint = checkpoint_to_use(model, checkpoint, untrained)
-    elif untrained:
-        raise click.UsageError("--untrained requires a step folder, but a model contains its weights; omit it")
-    read, targets = model_to_run(model, checkpoint, outputs, not not_averaged)
+    read, targets = model_to_run(model, checkpoint, untrained, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
     names, reading = predictor.names, Reading(image, tokenizer, text, sound, model)

@@ -120,26 +120,18 @@ class _Growing:
 
     def __init__(self, path: Path, plan: _Plan, dtype: np.dtype[Any]) -> None:
         self.path, self._plan, self._done = path, plan, 0
-        description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(plan.shape)}
-        with path.open("wb") as file:
-            npy.write_array_header_1_0(file, description)
-            self._start = file.tell()
+        npy.open_memmap(path, "w+", dtype, tuple(plan.shape))
 
     def add(self, array: Array) -> None:
-        """Write the array of the next batch; its rows are adjacent in the file only if the sample axis is the first."""
-        axis = self._plan.axis or 0
+        """Write the array of the next batch."""
         if self._plan.once and self._done:
             return
-        outer = math.prod(array.shape[:axis])
-        pieces = np.ascontiguousarray(array).reshape(outer, -1)
-        stride = pieces.nbytes // max(outer, 1)
-        if self._plan.axis is not None and array.shape[axis]:
-            stride = stride // array.shape[axis] * self._plan.shape[axis]
-        with self.path.open("r+b") as file:
-            for i, piece in enumerate(pieces):
-                file.seek(self._start + i * stride + self._done)
-                file.write(piece.view(np.uint8).data)
-        self._done += pieces.nbytes // max(outer, 1)
+        whole: Array = npy.open_memmap(self.path, "r+")  # opened for each batch, so that written pages are released
+        whole = whole[np.newaxis] if self._plan.once else whole
+        axis, part = (0, array[np.newaxis]) if self._plan.axis is None else (self._plan.axis, array)
+        end = self._done + part.shape[axis]
+        whole[(slice(None),) * axis + (slice(self._done, end),)] = part
+        self._done = end
 
 
 class _Pipe(io.RawIOBase):

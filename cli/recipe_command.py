@@ -120,5 +120,4 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 def resolved(ctx: click.Context) -> Tables:
     """Return the values of all options of a command, including defaults, as tables of a recipe; None for unset."""
-    places = [(section, key_of(p), p.name or "") for p in ctx.command.params if (section := section_of(p))]
-    return tables_of(places, ctx.params, bool(typed_by_user(ctx, ("loss",))))
+    return tables_of(ctx.command.name or "", ctx.params, bool(typed_by_user(ctx, ("loss",))))

@@ -36,7 +36,7 @@ def section_of(parameter: click.Parameter) -> str | None:
 
 def key_of(parameter: click.Parameter) -> str:
     """Return the key of a parameter in its table of a recipe."""
-    return parameter.shell.key or parameter.shell.name if isinstance(parameter, Option) else "path"
+    return parameter.shell.place[1] if isinstance(parameter, Option) else "path"
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:

@@ -9,7 +9,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import CUSTOM_OPS, build_options, run_options, typed_by_user
+from gradgraph.cli.options import CUSTOM_OPS, recipe_options, typed_by_user
 from gradgraph.cli.rank_output import starts
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import ArgumentError
@@ -22,8 +22,7 @@ from gradgraph.runs.training import Trained, train
 @click.command("train", cls=RecipeCommand)
 @click.argument("model", type=PATH, required=False)
 @CUSTOM_OPS
-@run_options()
-@build_options("accumulate", "seed", "separate", "size")
+@recipe_options("train")
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, as_json: bool, **given: Any) -> None:

@@ -154,7 +154,9 @@ def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> Expo
         operators_after=dict(Counter(n.op_type for n in exported.graph)),
         bytes=_bytes(model, exported),
         input_shapes={name: list(spec.shape) for name, spec in after.specs.items()},
-        output_shapes={v.name or "": _sizes(v) for v in exported.graph.outputs},
+        output_shapes={
+            v.name or "": [d if isinstance(d, int) else d.value for d in v.shape or ()] for v in exported.graph.outputs
+        },
         compared=held,
     )
 
@@ -165,10 +167,6 @@ def _bytes(model: Source, opened: ir.Model) -> int:
         return pathlib.Path(model).stat().st_size
     proto = model if isinstance(model, onnx.ModelProto) else to_proto(opened)
     return int(proto.ByteSize())
-
-
-def _sizes(value: ir.Value) -> list[int | str | None]:
-    return [d if isinstance(d, int) else d.value for d in value.shape or ()]
 
 
 def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feeds | None:

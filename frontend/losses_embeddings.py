@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradgraph.frontend import reductions
-from gradgraph.frontend.loss import Spec, Target, named, over, positive, reduced
+from gradgraph.frontend.loss import Target, named, over, positive, reduced
 from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.products import normalize
 from gradgraph.frontend.reductions import norm
 from gradgraph.frontend.subscripts import arange
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
-from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -82,11 +80,8 @@ def _cosines(x: TensorLike, y: TensorLike) -> Tensor:
 # --- names -----------------------------------------------------------------------------------------------
 
 
-def _per_row(outputs: Sequence[Var]) -> Spec:
-    return over(outputs[0], range(outputs[0].rank - 1), outputs[0].dtype)
-
-
-SAME = (Target("target", "−1 or 1, one per row", _per_row),)
+SAME = (Target("target", "−1 or 1, one per row",
+               lambda outputs: over(outputs[0], range(outputs[0].rank - 1), outputs[0].dtype)),)  # fmt: skip
 
 named("cosine_embedding", cosine_embedding_loss, "margin reduction", SAME, reads=("first", "second"))
 named("triplet", triplet_margin_loss, "margin p eps swap reduction", (), reads=("anchor", "positive", "negative"))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError
 from gradgraph.frontend import reductions
-from gradgraph.frontend.loss import Spec, Target, class_weights, like, named, over, reduced
+from gradgraph.frontend.loss import Target, class_weights, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair, softplus
 from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import amax, cumsum, mean
 from gradgraph.frontend.subscripts import arange, gather
 from gradgraph.frontend.trace import TensorLike, op, tensor
-from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -94,17 +93,14 @@ def multilabel_soft_margin_loss(
 # --- names -----------------------------------------------------------------------------------------------
 
 
-def _padded_labels(outputs: Sequence[Var]) -> Spec:
-    return over(outputs[0], range(outputs[0].rank), ir.DataType.INT64)
-
-
 def _check_power(arguments: Mapping[str, Any]) -> None:
     if arguments["p"] not in (1, 2):
         raise BuildError(f"multi_margin supports p=1 and p=2, not {arguments['p']}")
 
 
 SIGNS = (like("−1 or 1, as the prediction", is_sign=True),)
-PADDED = (Target("target", "class indices (int64), as the prediction, padded with −1", _padded_labels),)
+PADDED = (Target("target", "class indices (int64), as the prediction, padded with −1",
+                 lambda outputs: over(outputs[0], range(outputs[0].rank), ir.DataType.INT64)),)  # fmt: skip
 
 named("hinge", hinge_loss, "margin squared reduction", SIGNS, binary=True)
 named("hinge_embedding", hinge_embedding_loss, "margin reduction", SIGNS)

@@ -8,17 +8,16 @@ log-probabilities under the reference model (``gradgraph.surgery.reference``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.gradients import detach
-from gradgraph.frontend.loss import Spec, Target, like, named, over, positive, reduced
+from gradgraph.frontend.loss import Target, like, named, over, positive, reduced
 from gradgraph.frontend.losses_values import softplus
-from gradgraph.frontend.pointwise import real, where
+from gradgraph.frontend.pointwise import expm1, real, where
 from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.trace import TensorLike, op, tensors
-from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -72,7 +71,7 @@ def orpo_loss(log_probability: TensorLike, tokens: TensorLike, beta: float = 0.1
     p, n = tensors(real(log_probability), tokens)
     a = _by_token(p, n)
     held = op.Min(a, _CERTAIN)
-    odds = a - op.Log(-_exp_minus_1(held))
+    odds = a - op.Log(-expm1(held))
     return reduced(_preferred(odds[:, 0] - odds[:, 1], 0.0) * beta - a[:, 0], reduction)
 
 
@@ -153,11 +152,6 @@ def _preferred(gap: Tensor, smoothing: float) -> Tensor:
     return (1.0 - smoothing) * losses + smoothing * softplus(gap) if smoothing else losses
 
 
-def _exp_minus_1(x: Tensor) -> Tensor:
-    """Return eˣ − 1 for negative x, computed as tanh(x/2)·(eˣ + 1), which is accurate near 0."""
-    return op.Tanh(x * 0.5) * (op.Exp(x) + 1.0)
-
-
 # --- names -----------------------------------------------------------------------------------------------
 
 
@@ -173,13 +167,10 @@ def _check(arguments: Mapping[str, Any]) -> None:
             raise BuildError(f"{name} must be a finite number, 0 or above, but is {arguments[name]}")
 
 
-def _one_a_row(outputs: Sequence[Var]) -> Spec:
-    return over(outputs[0], [0], outputs[0].dtype)
-
-
 _P, _BOTH = ("log_probability",), ("log_probability", "tokens")
 _REFERENCE = (like("log-probabilities under the reference model `[pairs, 2]`"),)
-_WITH_KINDS = (*_REFERENCE, Target("desirable", "1 or 0, one per row", _one_a_row))
+_WITH_KINDS = (*_REFERENCE, Target("desirable", "1 or 0, one per row",
+                                   lambda outputs: over(outputs[0], [0], outputs[0].dtype)))  # fmt: skip
 
 PREFERENCES: list[str] = []  # the names of the losses in this module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import BuildError, ModelError, shown
@@ -159,31 +159,30 @@ def _shares_of_classes(
 # --- names -----------------------------------------------------------------------------------------------
 
 
-def _check_gamma(arguments: Mapping[str, Any]) -> None:
-    if not arguments["gamma"] >= 0:
-        raise BuildError(f"gamma must be 0 or above, but is {arguments['gamma']}")
+def _not_negative(*names: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that raises BuildError if one of the options ``names`` is below zero."""
+
+    def check(arguments: Mapping[str, Any]) -> None:
+        for name in names:
+            if not arguments[name] >= 0:
+                raise BuildError(f"{name} must be 0 or above, but is {arguments[name]}")
+
+    return check
 
 
 def _check_dice(arguments: Mapping[str, Any]) -> None:
     if arguments["activation"] not in ACTIVATIONS:
         words = shown(arguments["activation"])
         raise BuildError(f"the activations of dice are 'sigmoid', 'softmax' and 'none', not '{words}'")
-    if not arguments["smooth"] >= 0:
-        raise BuildError(f"smooth must be 0 or above, but is {arguments['smooth']}")
-
-
-def _check_tversky(arguments: Mapping[str, Any]) -> None:
-    for name in ("alpha", "beta", "smooth"):
-        if not arguments[name] >= 0:
-            raise BuildError(f"{name} must be 0 or above, but is {arguments[name]}")
+    _not_negative("smooth")(arguments)
 
 
 named("focal", focal_loss, "gamma weight ignore_index reduction axis", by_class, shares=label_shares,
-      activation="Softmax", check=_check_gamma)  # fmt: skip
-named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma, binary=True,
+      activation="Softmax", check=_not_negative("gamma"))  # fmt: skip
+named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_not_negative("gamma"), binary=True,
       activation="Sigmoid")  # fmt: skip
 named("dice", dice_loss, "smooth activation reduction", check=_check_dice, binary=True,
       activation=lambda given: "" if given["activation"] == "none" else given["activation"].capitalize())  # fmt: skip
 named("tversky", tversky_loss, "alpha beta smooth ignore_index reduction axis", by_class, activation="Softmax",
-      check=_check_tversky)  # fmt: skip
+      check=_not_negative("alpha", "beta", "smooth"))  # fmt: skip
 named("lovasz", lovasz_softmax_loss, "ignore_index axis", by_class, activation="Softmax")

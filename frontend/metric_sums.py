@@ -305,73 +305,58 @@ def _of_labels(
     return Sums(scatter_add(zeros(4 * labels), 0, places, counts), (labels, 2, 2), f"label_{finish}", arguments)
 
 
-def _averaged(name: str, doc: str) -> Callable[..., Sums]:
-    """Register and return the metric ``name``, which is computed per class and averaged, with the docstring ``doc``."""
+def _of_matrix(name: str, doc: str, option: str = "average") -> Callable[..., Sums]:
+    """Register and return the metric ``name`` of a confusion matrix, with the docstring ``doc``.
 
-    def averaged(
+    ``option`` is its own option: "average", "weights" or, if it has none, "".
+    """
+
+    def of_matrix(
         x: Tensor,
         target: Tensor,
         mask: Tensor | None = None,
         average: str = "macro",
+        weights: str | None = None,
         ignore_index: int | None = None,
         axis: int | None = None,
     ) -> Sums:
-        return _from_matrix(name, x, target, mask, ignore_index, axis, average=average)
+        own = {key: value for key, value in (("average", average), ("weights", weights)) if key == option}
+        return _from_matrix(name, x, target, mask, ignore_index, axis, **own)
 
-    averaged.__name__ = averaged.__qualname__ = name
-    averaged.__doc__ = doc
-    return metric("average" + _LABELS, better="max")(averaged)
+    of_matrix.__name__ = of_matrix.__qualname__ = name
+    of_matrix.__doc__ = doc
+    return metric(option + _LABELS, better="max")(of_matrix)
 
 
-precision = _averaged(
+precision = _of_matrix(
     "precision",
     'The share of correct predictions among the predictions of a class, averaged over classes; "none" returns one '
     "value per class.",
 )
-recall = _averaged(
+recall = _of_matrix(
     "recall",
     'The share of the samples of a class that are predicted as such, averaged over classes; "none" returns one value '
     "per class.",
 )
-f1 = _averaged(
+f1 = _of_matrix(
     "f1",
     '``2·precision·recall / (precision + recall)`` of each class, averaged over classes; "none" returns one value per '
     "class.",
 )
-iou = _averaged(
+iou = _of_matrix(
     "iou",
     "Intersection over union of the predicted and the true samples of a class, averaged over classes; "
     '"none" returns one value per class.',
 )
 
 
-@metric(_LABELS, better="max")
-def balanced_accuracy(
-    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
-) -> Sums:
-    """The mean recall over the classes that occur in the targets."""
-    return _from_matrix("balanced_accuracy", x, target, mask, ignore_index, axis)
-
-
-@metric(_LABELS, better="max")
-def mcc(
-    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
-) -> Sums:
-    """Matthews' correlation coefficient of predicted and true classes; 0 if either is constant."""
-    return _from_matrix("mcc", x, target, mask, ignore_index, axis)
-
-
-@metric("weights" + _LABELS, better="max")
-def cohen_kappa(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    weights: str | None = None,
-    ignore_index: int | None = None,
-    axis: int | None = None,
-) -> Sums:
-    """Cohen's κ, the agreement beyond chance; for ordered classes, ``weights`` are "linear" or "quadratic"."""
-    return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
+balanced_accuracy = _of_matrix("balanced_accuracy", "The mean recall over the classes that occur in the targets.", "")
+mcc = _of_matrix("mcc", "Matthews' correlation coefficient of predicted and true classes; 0 if either is constant.", "")
+cohen_kappa = _of_matrix(
+    "cohen_kappa",
+    'Cohen\'s κ, the agreement beyond chance; for ordered classes, ``weights`` are "linear" or "quadratic".',
+    "weights",
+)
 
 
 @metric(_LABELS, better="max")

@@ -252,7 +252,7 @@ class _Reading:
 
     def _is_factor(self, value: ir.Value) -> bool:
         """Whether ``value`` does not depend on the samples or their number."""
-        return value not in self._varying or (self._is_size(value) and not self._is_count(value))
+        return value not in self._varying or (self._size_of(value) is not None and not self._is_count(value))
 
     # --- divisors --------------------------------------------------------------------------------------------
 
@@ -303,10 +303,6 @@ class _Reading:
     def _is_at_most(self, value: ir.Value, most: float) -> bool:
         number = constant_of(value)
         return number is not None and number.size == 1 and 0.0 < float(number.item()) <= most
-
-    def _is_size(self, value: ir.Value) -> bool:
-        """Whether ``value`` is the length of an axis, or the number of elements of a tensor."""
-        return self._size_of(value) is not None
 
     def _is_count(self, value: ir.Value) -> bool:
         """Whether ``value`` is a size that includes the batch axis, so that it grows with the number of samples."""

@@ -115,6 +115,11 @@ class Shell:
     field: str = ""
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The table of the option in recipes, and its key there."""
+        return self.section, self.key or self.name
+
+    @property
     def is_opposite(self) -> bool:
         """Whether the option is a flag that sets its field to the opposite."""
         return self.takes == "flag" and self.name.startswith("no_")

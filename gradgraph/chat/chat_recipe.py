@@ -166,16 +166,13 @@ class Recipe:
         if self.prefers:
             _check_preferences(self.loss)
         if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
-            raise ArgumentError(
-                f"the loss {self.loss} compares two answers and does not support packing, label smoothing or z-loss",
-                remedy="omit pack, label_smoothing and z_loss",
-                shell="omit --pack, --label-smoothing and --z-loss",
+            raise ArgumentError.of_options(
+                f"the loss {self.loss} compares two answers and does not support packing, label smoothing or z-loss; "
+                "omit --pack, --label-smoothing and --z-loss"
             )
         if self.prefers and self.keep_features:
-            raise ArgumentError(
-                f"the loss {self.loss} compares two answers, whose features cannot be kept",
-                remedy="omit keep_features",
-                shell="omit --keep-features",
+            raise ArgumentError.of_options(
+                f"the loss {self.loss} compares two answers, whose features cannot be kept; omit --keep-features"
             )
         if self.teacher is not None:
             object.__setattr__(self, "teacher", os.fspath(self.teacher))

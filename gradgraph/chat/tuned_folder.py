@@ -205,7 +205,8 @@ def card(
     told: Told,
 ) -> str:
     """Return the model card, in Markdown with the metadata that model hubs read."""
-    rows = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
+    numbers = {n: f"{v:,}" if isinstance(v, int) else f"{v:,.4g}" for n, v in figures.items() if n in _WORDS}
+    rows = [f"| {words} | {numbers[name]} |" for name, words in _WORDS.items() if name in numbers]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
     slow = _SLOW if KINDS[recipe.kind].offsets is not None else ""
     merged = [f"- `{file}`: the merged model, with its tokenizer and configuration{slow}"]
@@ -243,10 +244,6 @@ def _answers(samples: Mapping[str, str]) -> list[str]:
     told = [f"> {line}" for prompt, answer in samples.items()
             for line in (f"**{shown(prompt)}**", "", *(shown(line) for line in answer.split("\n")), "")]  # fmt: skip
     return ["## Answers", "", *told, ""]
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def _value(value: Any) -> str:

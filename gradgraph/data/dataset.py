@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradgraph.data.arrays.batch import Array
+from gradgraph.data.augment.augmentation import Augmentations
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs
 from gradgraph.data.shuffling import by_length, permutation
@@ -20,17 +21,19 @@ class Loadable(ABC):
 
     Attributes:
         files: paths of the samples' files, if each sample is a file.
+        augmented: the augmentations of images in training, if any.
     """
 
     files: Sequence[Path] = ()
+    augmented: Augmentations | None = None
 
     @property
     def augments(self) -> bool:
         """Whether samples differ between epochs."""
-        return False
+        return self.augmented is not None
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.files)
 
     @abstractmethod
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:

@@ -15,11 +15,11 @@ import numpy as np
 from gradgraph.arguments import PATH
 from gradgraph.data.arrays.batch import LABELS, Array
 from gradgraph.data.labels import Labels
-from gradgraph.data.preprocess.frames import is_table
+from gradgraph.data.preprocess.frames import Frame, is_table
 from gradgraph.data.record.classes import Classes
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec, check_some
-from gradgraph.data.tables import column_of, columns_in, is_table_file, read_table, written_in
+from gradgraph.data.tables import is_table_file, read_table, written_in
 from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 
 
@@ -185,20 +185,21 @@ def labelled_table(
     if not is_frame and not (PATH.fits(table) and is_table_file(Path(table))):
         raise DataError(f"'{shown(table)}' is not a table; pass a data frame, or the path of a .csv, .parquet, …")
     read, where = (table, "the table") if is_frame else (read_table(Path(table)), f"'{shown(table)}'")
-    names = columns_in(read)
+    frame = Frame(read)
+    names = list(frame)
     for column in (path, label):
         if column is not None and column not in names:
             raise DataError(f"{where} has no column '{shown(column)}'{suggestion(column, names)}")
     if names:
-        check_some(len(column_of(read, names[0])), f"{where} is")
-    of_paths = column_of_paths(read, kind) if path is None else path
+        check_some(len(frame[names[0]]), f"{where} is")
+    of_paths = column_of_paths(frame, kind) if path is None else path
     if of_paths is None:
         raise DataError(
             f"none of the columns of {where} ({listed(names)}) is clearly the column of {kind.noun} paths",
             remedy="name the column: path='…'",
             shell=f"keep exactly one column with paths of {kind.noun}s",
         )
-    values = column_of(read, of_paths).tolist()
+    values = frame[of_paths].tolist()
     odd = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value), None)
     if odd is not None:
         row = row_at(odd, in_file=not is_frame)
@@ -206,8 +207,8 @@ def labelled_table(
     written, columns = written_in(table), dict[str, Labels]()
     for name in names:
         if name != of_paths:
-            texts = None if written is None else column_of(written, name)
-            columns[name] = Labels(f"the column '{shown(name)}' of {where}", column_of(read, name), written=texts)
+            texts = None if written is None else Frame(written)[name]
+            columns[name] = Labels(f"the column '{shown(name)}' of {where}", frame[name], written=texts)
     at = None if is_frame else Path(table)
     begins = Path(root) if root is not None else Path() if at is None else at.parent
     return LabelledFiles(where, at, [begins / value for value in values], kind.noun, columns, label)
@@ -215,5 +216,6 @@ def labelled_table(
 
 def column_of_paths(table: Any, kind: FileKind) -> str | None:
     """Return the only column whose first row is the path of a file of this kind; None unless there is exactly one."""
-    columns = [name for name in columns_in(table) if any(map(kind.names, column_of(table, name)[:1].tolist()))]
+    frame = Frame(table)
+    columns = [name for name in frame if any(map(kind.names, frame[name][:1].tolist()))]
     return columns[0] if len(columns) == 1 else None

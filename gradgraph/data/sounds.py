@@ -101,9 +101,6 @@ class Sounds(Loadable):
         """Whether samples are augmented in training, or placed at random since their lengths differ."""
         return self.augment is not None or not all(map(self._fills, self.files))
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def __getitem__(self, i: int) -> Array:
         opened = _opened(self.files[i])
         rate = self.form.rate or opened.rate

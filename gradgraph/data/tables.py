@@ -473,16 +473,6 @@ def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames
     return columns.matrix(name, made_of, rest, may_have_gaps=True), DataNames({name: made_of})
 
 
-def columns_in(table: Any) -> list[str]:
-    """Return the names of a table's columns."""
-    return list(_Columns(table).keys)
-
-
-def column_of(table: Any, name: str) -> Array:
-    """Return the values of a column."""
-    return _Columns(table)[name]
-
-
 class _Columns(Frame):
     """A table whose columns can be converted to the inputs and targets of a step."""
 

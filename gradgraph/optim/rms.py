@@ -12,7 +12,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import RATE, below_one, check_range, decay_links, made, not_negative
-from gradgraph.optim.transform import Context, Init, Optimizer, Slots, Transform, Vars, parameterwise, zeros
+from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
@@ -62,12 +62,11 @@ def rmsprop(
 # --- Adagrad ---------------------------------------------------------------------------------------------
 
 
-def _filled(slot: str, value: float) -> Init:
-    return lambda op, params: {slot: [op.zeros_like(p) + value if value else op.zeros_like(p) for p in params]}
-
-
 def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
     """Return a transform for Adagrad's direction ``g / (√s + ε) / (1 + (t−1)·lr_decay)``, with ``s ← s + g²``."""
+
+    def init(op: Builder, params: Vars) -> Slots:
+        return {"sum": [op.zeros_like(p) + initial if initial else op.zeros_like(p) for p in params]}
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / (1.0 + op.cast(context.step(), ir.DataType.FLOAT) * lr_decay)] if lr_decay else []
@@ -79,7 +78,7 @@ def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
         return direction * decay[0] if decay else direction, {"sum": total}
 
     arguments = {"lr_decay": lr_decay, "initial_accumulator_value": initial, "eps": eps}
-    return parameterwise("scale_by_sums", arguments, each, _filled("sum", initial), numbers)
+    return parameterwise("scale_by_sums", arguments, each, init, numbers)
 
 
 @recipe

@@ -55,10 +55,9 @@ class DataParallel:
         if compress is not None:
             COMPRESSIONS.typed(compress)
             if shard_state:
-                raise BuildError(
-                    "gradient compression requires whole gradients, which shard_state does not send",
-                    remedy="remove compress or shard_state",
-                    shell="remove --compress or --shard-state",
+                raise BuildError.of_options(
+                    "gradient compression requires whole gradients, which shard_state does not send; "
+                    "remove --compress or --shard-state"
                 )
         self._comm = world() if comm is None else comm
         self._timeout, self._check_every = float(timeout), int(check_every)

@@ -106,10 +106,9 @@ def joint_norms(step: Step) -> JointNorms:
         elif node.domain == DOMAIN and operator_name(node.op_type) in _GRADIENTS:
             work.backward(node)
     if not work.messages:
-        raise BuildError(
-            "the model has no BatchNormalization in training mode, so there is nothing to synchronise",
-            remedy="remove sync_batch_norm",
-            shell="remove --sync-batch-norm",
+        raise BuildError.of_options(
+            "the model has no BatchNormalization in training mode, so there is nothing to synchronise; "
+            "remove --sync-batch-norm"
         )
     if spec.weight:
         _never_by_zero(work.editor, next(o for o in model.graph.outputs if o.name == spec.weight))

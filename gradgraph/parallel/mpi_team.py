@@ -168,10 +168,9 @@ class MpiTeam(Team):
                 shell="remove --accumulate, and use a loss that is a mean",
             )
         if self._sync_batch_norm and self._local is not None:
-            raise BuildError(
-                "sync_batch_norm requires the same weights on all ranks, but local steps train different ones",
-                remedy="remove sync_batch_norm or compress",
-                shell="remove --sync-batch-norm or --compress",
+            raise BuildError.of_options(
+                "sync_batch_norm requires the same weights on all ranks, but local steps train different ones; "
+                "remove --sync-batch-norm or --compress"
             )
         self.joint_norms = joint_norms(halves) if self._sync_batch_norm else None
         self._averages = list(halves.manifest.averages.values())
@@ -418,8 +417,8 @@ class MpiTeam(Team):
     def _on_all(self, state: State) -> list[str]:
         """Return the names of the state tensors that all ranks have, with equal values."""
         if self._local is not None and self._is_begun:
-            own = self._own_slots(state)
-            return [name for name in state.specs if name not in own]
+            # the other optimizer tensors differ between ranks
+            return [n for n, s in state.specs.items() if s.kind != "optimizer" or n in self._averages]
         if self._shards is None or not state.absent:
             return list(state.specs)
         return [n for n in state.specs if n not in self._shards.owners or n in self._shards.gathered]
@@ -428,10 +427,6 @@ class MpiTeam(Team):
         if self._local is not None and self._local.steps:
             trained = state.seen(n for n, s in state.specs.items() if s.kind == "parameter")
             self._local.meet(trained, state.seen(self._averages), self)
-
-    def _own_slots(self, state: State) -> list[str]:
-        """Return the names of the optimizer tensors that differ between ranks during local steps."""
-        return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
         """Restore this rank's state of the compression, or of local steps, from a checkpoint."""

@@ -45,7 +45,7 @@ class RemoteState:
         while self._comm.Iprobe(tag=ASKED, status=status):
             names: list[str] = self._comm.recv(source=status.source, tag=ASKED)
             for name in names:
-                self._comm.Send(_bytes(self._give(name)), status.source, LENT)
+                self._comm.Send(bytes_of(self._give(name)), status.source, LENT)
 
     def fetch(self, wanted: Sequence[tuple[int, str, Array]]) -> None:
         """Fill arrays with state from other ranks; ``wanted`` has the source rank, the name and the array of each.
@@ -56,7 +56,7 @@ class RemoteState:
         ranks = {rank: [name for other, name, _ in wanted if other == rank] for rank, _, _ in wanted}
         asked = [self._comm.isend(names, rank, ASKED) for rank, names in ranks.items()]
         for rank, name, array in wanted:
-            self._receive(self._comm.Irecv(_bytes(array), rank, LENT), rank, name)
+            self._receive(self._comm.Irecv(bytes_of(array), rank, LENT), rank, name)
         MPI.Request.waitall(asked)
 
     def serve(self) -> None:
@@ -76,5 +76,6 @@ class RemoteState:
             time.sleep(0)
 
 
-def _bytes(array: Array) -> Array:
+def bytes_of(array: Array) -> Array:
+    """Return the bytes of an array, which share its memory."""
     return array.reshape(-1).view(np.uint8)

@@ -133,7 +133,7 @@ class SegmentedGradient:
         self._told: list[list[tuple[Message, Array, Array]]] = []
         self.sessions: list[_SegmentSession] = []
         options = replace(step.options, spinning=False)  # threads of idle sessions would compete with the running one
-        known = _types(model)
+        known = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
         with region_of_several(most_alive(model)) as memory:
             for segment in segments:
                 part = _model_of(model, segment, known)
@@ -213,11 +213,6 @@ def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
         measures=[m for m in ports.measures if m.sums in outputs],
         memory={n: v for n, v in ports.memory.items() if n in outputs},
     )
-
-
-def _types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    graph = model.graph
-    return {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
 
 
 def _model_of(model: onnx.ModelProto, segment: Segment, known: Mapping[str, onnx.ValueInfoProto]) -> onnx.ModelProto:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.data.arrays.batch import Array
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.compressions import Messages
+from gradgraph.parallel.remote_state import bytes_of
 from gradgraph.parallel.update_parts import NOTHING, Shards
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
@@ -88,15 +88,11 @@ class ShardedUpdate:
             owners = self._shards.owners
             for name in (n for n in names if owners[n] == self._rank):
                 array = self._state.seen([name])[name]
-                _bytes(places[name])[: array.nbytes] = _bytes(array)
+                bytes_of(places[name])[: array.nbytes] = bytes_of(array)
             for part in buckets.parts:
                 if part.gradients.size:
                     self._team.all_gather(part.gradients, part.counts)
             for name in (n for n in names if owners[n] != self._rank):
                 spec = self._state.specs[name]
                 array = self._state.seen([name])[name]
-                _bytes(array)[...] = _bytes(places[name])[: spec.nbytes]
-
-
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
+                bytes_of(array)[...] = bytes_of(places[name])[: spec.nbytes]

@@ -8,7 +8,6 @@ al., ZeRO, arXiv 1910.02054, stage 1).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -189,11 +188,10 @@ class _Walk:
                 del self.owner[name]
 
     def refusal(self, name: str) -> BuildError:
-        return BuildError(
+        return BuildError.of_options(
             f"the optimizer {shown(str(self._optimizer.get('name')))} combines several whole weights "
-            f"('{shown(name)}'), so its state cannot be sharded",
-            remedy="remove shard_state",
-            shell="remove --shard-state",
+            f"('{shown(name)}'), so its state cannot be sharded; "
+            "remove --shard-state"
         )
 
 
@@ -244,10 +242,10 @@ def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
 def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
     """Return the part of ``model`` that computes ``outputs`` from its inputs and the values ``fed``."""
     graph = model.graph
-    made = functools.partial(_made, fed=fed)
-    nodes, names = needed(graph.node, outputs, made, reads_of)
+    nodes, names = needed(graph.node, outputs, lambda node: [y for y in node.output if y not in fed], reads_of)
     inputs = [v for v in graph.input if v.name in names]
-    inputs += [_info(n, told) for n, told in fed.items() if n in names]
+    types = {name: onnx.helper.np_dtype_to_tensor_dtype(told.dtype) for name, told in fed.items()}
+    inputs += [onnx.helper.make_tensor_value_info(n, types[n], told.shape) for n, told in fed.items() if n in names]
     inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
     known = {v.name: v for v in (*inferred, *graph.value_info, *graph.output)}
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
@@ -264,10 +262,6 @@ def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told
     return part
 
 
-def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
-    return [y for y in node.output if y not in fed]
-
-
 def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
     """Return ``node`` with its outputs in ``fed`` renamed, as these names are inputs of the part."""
     if not any(y in fed for y in node.output):
@@ -276,7 +270,3 @@ def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
     own.CopyFrom(node)
     own.output[:] = [f"{y}.own" if y in fed else y for y in node.output]
     return own
-
-
-def _info(name: str, told: Told) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(told.dtype), told.shape)

@@ -76,12 +76,9 @@ def values_of(model: onnx.ModelProto) -> str | None:
         except Exception:  # the reference implementation raises any error of its NumPy code
             continue
         arrays = {n: y for n, y in results.items() if isinstance(y, np.ndarray)}
-        return json.dumps({n: (y.shape, y.ravel().tolist() if _steers(y) else None) for n, y in arrays.items()})
+        steering = {n: y.ravel().tolist() for n, y in arrays.items() if y.dtype == np.int64 and y.size <= _MOST_KEPT}
+        return json.dumps({n: (y.shape, steering.get(n)) for n, y in arrays.items()})
     return None
-
-
-def _steers(value: np.ndarray) -> bool:
-    return value.dtype == np.int64 and value.size <= _MOST_KEPT
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:

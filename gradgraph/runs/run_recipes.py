@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ STDIN = "-"
 LARGEST = 1 << 20  # bytes of a recipe
 
 Tables = dict[str, dict[str, Any]]
-Place = tuple[str, str, str]  # an option's section and key in recipes, and its name
 
 OUT = Shell("output", "The step folder to write.", "path", "out", flags="-o --out", key="step", default="step")
 STORE = Shell("output", "Storage type of the weights. float16 halves the file; the weights are float32 again once the "
@@ -37,9 +36,9 @@ COMMANDS: dict[str, dict[str, Shell]] = {
     | SPELLINGS
     | {"out": OUT, "store": STORE, "split_frozen": SPLIT}
     | {n: OPTIONS[n] for n in ("share_weights", "force")},
-    "train": _MODEL | {n: shell for n, shell in SPELLINGS.items() if n not in BUILD_ONLY} | OPTIONS,
+    "train": _MODEL | OPTIONS | {n: s for n, s in SPELLINGS.items() if n not in (*BUILD_ONLY, *OPTIONS)},
 }
-"The options of each command that accepts a recipe, by parameter name."
+"The options of each command that accepts a recipe, by parameter name, in the order of the command line."
 
 
 # --- reading -------------------------------------------------------------------------------------------
@@ -71,9 +70,9 @@ def read(path: str, command: str) -> Recipe:
     tables = _load(path)
     name = "stdin" if path == STDIN else path
     folder = Path.cwd() if path == STDIN else Path(path).parent.absolute()
-    own = {_place(shell): shell for shell in COMMANDS[command].values()}
+    own = {shell.place: shell for shell in COMMANDS[command].values()}
     every: dict[str, set[str]] = {}
-    for section, key in (_place(shell) for options in COMMANDS.values() for shell in options.values()):
+    for section, key in (shell.place for options in COMMANDS.values() for shell in options.values()):
         every.setdefault(section, set()).add(key)
     recipe = Recipe()
     for section, keys in tables.items():
@@ -100,10 +99,6 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     """
     recipe = read(os.fspath(path), "train")
     return run_of(recipe.model, {**recipe.values, **recipe.arguments})
-
-
-def _place(shell: Shell) -> tuple[str, str]:
-    return shell.section, shell.key or shell.name
 
 
 def _load(path: str) -> Tables:
@@ -193,8 +188,6 @@ def tables(run: Run) -> Tables:
     Raises:
         OutputError: a build option is a Python object, which recipes cannot contain.
     """
-    places = [(shell.section, shell.key or name, name) for name, shell in {**OPTIONS, **SPELLINGS}.items()
-              if name not in BUILD_ONLY]  # fmt: skip
     own = {name: (getattr(run, shell.field), shell.is_opposite) for name, shell in OPTIONS.items()}
     values = {name: not value if is_opposite else value for name, (value, is_opposite) in own.items()}
     values |= {name: getattr(SpelledBuild(run.build), name) for name in SPELLINGS.keys() - OPTIONS.keys()}
@@ -204,15 +197,15 @@ def tables(run: Run) -> Tables:
                 f"the recipe in the run folder cannot contain '{shown(name)}' of build, which is an object; pass its "
                 "name as text, such as 'adamw(1e-3)', or omit run="
             )
-    return tables_of([("model", "path", "model"), *places], {**values, "model": run.model}, "loss" in run.build)
+    return tables_of("train", {**values, "model": run.model}, "loss" in run.build)
 
 
-def tables_of(places: Iterable[Place], values: Mapping[str, Any], has_loss: bool) -> Tables:
-    """Return the options at ``places`` as recipe tables.
+def tables_of(command: str, values: Mapping[str, Any], has_loss: bool) -> Tables:
+    """Return the options of a command as recipe tables.
 
     Args:
-        places: the section, key and name of each option, in order.
-        values: the value of each option by name.
+        command: the command, "build" or "train".
+        values: the value of each option by parameter name.
         has_loss: whether a loss was given; otherwise a starting model uses its default loss.
     """
     model = values["model"]
@@ -220,8 +213,9 @@ def tables_of(places: Iterable[Place], values: Mapping[str, Any], has_loss: bool
     if values.get("start") is not None and not has_loss:
         left_out = ("loss",)
     found: Tables = {section: {} for section in SECTIONS}
-    for section, key, name in places:
+    for name, shell in COMMANDS[command].items():
         if name not in left_out:
+            section, key = shell.place
             found[section][key] = _as_data(name, values[name])
     return {section: table for section, table in found.items() if table}
 

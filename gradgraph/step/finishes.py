@@ -7,6 +7,7 @@ from sums: for them, the evaluation keeps a row for each sample.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -99,35 +100,21 @@ def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products:
     return np.where(np.abs(found) > 1e-13 * all_, found, 0.0 * count / count)  # only rounding is left
 
 
-# multi-label metrics: sums are a 2×2 table for each label, with rows true no/yes and columns predicted no/yes
+# ratios averaged over classes or labels: the name, the formula, and its parts from hits, predicted and true counts
+Parts: TypeAlias = Callable[[Array, Array, Array], tuple[Array, Array]]
+_RATIOS: dict[str, tuple[str, str, Parts]] = {
+    "precision": ("precision", "hits / predicted", lambda hits, called, so: (hits, called)),
+    "recall": ("recall", "hits / true", lambda hits, called, so: (hits, so)),
+    "f1": ("F1 score", "2·hits / (predicted + true)", lambda hits, called, so: (2.0 * hits, called + so)),
+    "iou": ("IoU", "hits / (predicted + true − hits)", lambda hits, called, so: (hits, called + so - hits)),
+}
 
 
-def label_precision(sums: Array, average: str) -> Any:
-    """Return the precision over labels, ``hits / predicted``, from a 2×2 confusion matrix per label."""
-    return _of_labels(sums, average, lambda hits, called, so: (hits, called))
-
-
-def label_recall(sums: Array, average: str) -> Any:
-    """Return the recall over labels, ``hits / true``, from a 2×2 confusion matrix per label."""
-    return _of_labels(sums, average, lambda hits, called, so: (hits, so))
-
-
-def label_f1(sums: Array, average: str) -> Any:
-    """Return the F1 score over labels, ``2·hits / (predicted + true)``, from a 2×2 confusion matrix per label."""
-    return _of_labels(sums, average, lambda hits, called, so: (2.0 * hits, called + so))
-
-
-def label_iou(sums: Array, average: str) -> Any:
-    """Return the IoU over labels, ``hits / (predicted + true − hits)``, from a 2×2 confusion matrix per label."""
-    return _of_labels(sums, average, lambda hits, called, so: (hits, called + so - hits))
-
-
-def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
-    """Return a ratio averaged over labels as in scikit-learn, with 0 for 0/0.
+def _of_labels(parts: Parts, sums: Array, average: str) -> Any:
+    """Return the multi-label metric ``parts``, averaged over labels as in scikit-learn, with 0 for 0/0.
 
     ``sums`` is [labels, 2, 2]: for each label, counts by truth (no, yes) and prediction (no, yes). "binary" pools the
-    predictions of all labels, as "micro" does. ``parts`` returns the numerators and denominators, one per label, from
-    the hits, predicted and true counts.
+    predictions of all labels, as "micro" does.
     """
     hits, so = sums[:, 1, 1], sums[:, 1].sum(1)
     above, below = parts(hits, sums[:, :, 1].sum(1), so)
@@ -156,27 +143,6 @@ def calibration(sums: Array) -> Any:
 def confusion(sums: Array) -> Any:
     """Return the confusion matrix itself."""
     return sums
-
-
-def precision(sums: Array, average: str) -> Any:
-    """Return the precision, ``hits / predicted``, from a confusion matrix."""
-    return _averaged(np.diag(sums), sums.sum(0), sums, average)
-
-
-def recall(sums: Array, average: str) -> Any:
-    """Return the recall, ``hits / true``, from a confusion matrix."""
-    return _averaged(np.diag(sums), sums.sum(1), sums, average)
-
-
-def f1(sums: Array, average: str) -> Any:
-    """Return the F1 score, ``2·hits / (predicted + true)``, from a confusion matrix."""
-    return _averaged(2.0 * np.diag(sums), sums.sum(0) + sums.sum(1), sums, average)
-
-
-def iou(sums: Array, average: str) -> Any:
-    """Return the IoU, ``hits / (predicted + true − hits)``, from a confusion matrix."""
-    hits = np.diag(sums)
-    return _averaged(hits, sums.sum(0) + sums.sum(1) - hits, sums, average)
 
 
 def balanced_accuracy(sums: Array) -> Any:
@@ -285,8 +251,9 @@ def _mean_precision(scores: Array, truth: Array) -> float:
     return float((np.diff(yes, prepend=0) * yes / (yes + no)).sum() / yes[-1])
 
 
-def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
-    """Return ``above / below`` averaged over the classes of a confusion matrix as in scikit-learn, with 0 for 0/0."""
+def _of_classes(parts: Parts, matrix: Array, average: str) -> Any:
+    """Return the metric ``parts``, averaged over the classes of a confusion matrix as in scikit-learn; 0/0 is 0."""
+    above, below = parts(np.diag(matrix), matrix.sum(0), matrix.sum(1))
     shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
     if average == "none":
         return shares
@@ -312,14 +279,20 @@ FINISHES: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         *(ratio, root, exponential, weighted_ratios, r2, explained_variance, calibration),
-        *(r2_shifted, explained_variance_shifted, label_precision, label_recall, label_f1, label_iou),
-        *(confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa),
+        *(r2_shifted, explained_variance_shifted, confusion, balanced_accuracy, mcc, cohen_kappa),
         *(roc_auc, average_precision),
     )
 }
+for _name, (_word, _formula, _parts) in _RATIOS.items():
+    FINISHES[_name] = functools.partial(_of_classes, _parts)
+    FINISHES[_name].__doc__ = f"Return the {_word}, ``{_formula}``, from a confusion matrix."
+    FINISHES[f"label_{_name}"] = functools.partial(_of_labels, _parts)
+    FINISHES[
+        f"label_{_name}"
+    ].__doc__ = f"Return the {_word} over labels, ``{_formula}``, from a 2×2 confusion matrix per label."
 
 # finishes of a confusion matrix
-OF_CLASSES = frozenset(f.__name__ for f in (confusion, precision, recall, f1, iou, balanced_accuracy, mcc, cohen_kappa))
+OF_CLASSES = frozenset({"confusion", "balanced_accuracy", "mcc", "cohen_kappa", *_RATIOS})
 
 
 def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:

@@ -121,8 +121,9 @@ class _Columns(nn.Module):
         features = plan.features.get(plan.numbers, [])
         self.numbers = nn.Linear(len(features), size) if features else None
         if self.numbers is not None:
-            unseen = [i for i, name in enumerate(features) if name in _unseen(plan)]
-            self.numbers.weight.data[:, unseen] = 0
+            # the features of category values that did not occur in training
+            unseen = {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
+            self.numbers.weight.data[:, [i for i, name in enumerate(features) if name in unseen]] = 0
         self.categories = _Categories(plan, size) if plan.indices in plan.features else None
 
     def forward(self, numbers: Any, categories: Any) -> Any:
@@ -230,11 +231,6 @@ def _outputs(plan: Preprocessing) -> dict[str, str]:
     several = len(plan.targets) > 1
     return {column: (f"{column}_{LOGITS}" if several else LOGITS) if learnt.classes else column
             for column, learnt in plan.targets.items()}  # fmt: skip
-
-
-def _unseen(plan: Preprocessing) -> set[str]:
-    """Return the names of the features for category values that did not occur in training."""
-    return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
 
 
 def _width(plan: Preprocessing) -> int:

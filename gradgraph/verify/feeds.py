@@ -83,14 +83,11 @@ def _fitting(name: str, value: ir.Value, given: Any) -> Array:
         dims = list(value.shape)
         pairs = zip(dims, array.shape, strict=False)
         if array.ndim != len(dims) or any(isinstance(d, int) and d != n for d, n in pairs):
+            sizes = ", ".join(shown(d if isinstance(d, int) else d.value or "?") for d in dims)
             raise DataError(
-                f"'{shown(name)}' has shape {list(array.shape)}, but the model expects {_readable(dims)}; reshape it"
+                f"'{shown(name)}' has shape {list(array.shape)}, but the model expects [{sizes}]; reshape it"
             )
     return array.astype(wanted, copy=False)
-
-
-def _readable(dims: Sequence[int | ir.SymbolicDim]) -> str:
-    return f"[{', '.join(shown(d if isinstance(d, int) else d.value or '?') for d in dims)}]"
 
 
 def index_bound(value: ir.Value) -> int | None:

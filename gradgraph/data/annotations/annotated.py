@@ -177,9 +177,6 @@ class Annotated(Loadable):
         """Whether samples are augmented in training."""
         return self.options.augments
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def __getitem__(self, i: int) -> dict[str, Array]:
         """Return image, labels and boxes (relative centre x, y, width, height) without preprocessing for a model."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")

@@ -45,9 +45,6 @@ class MaskFolder(Loadable):
         """Whether samples are augmented in training."""
         return self.options.augments
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def __getitem__(self, i: int) -> tuple[Array, Array]:
         """Return an image and the class of each of its pixels."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")

@@ -89,7 +89,8 @@ def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
         at = next((option for option in options if is_there(option)), None)
         if at is None:
             raise DataError(f"'{shown(file)}' refers to '{shown(place)}', which does not exist; check the path")
-        found += _listed_in(at, base) if at.suffix == ".txt" else _in_folder(at)
+        listing = at.suffix == ".txt"
+        found += [base / line.strip() for line in _lines(at) if line.strip()] if listing else _in_folder(at)
     return classes, found
 
 
@@ -128,10 +129,6 @@ def _in_folder(folder: Path) -> list[Path]:
     if found := files_below(folder, IMAGES):
         return found
     raise DataError(f"'{shown(folder)}' contains no {IMAGES}; check the path")
-
-
-def _listed_in(file: Path, base: Path) -> list[Path]:
-    return [base / line.strip() for line in _lines(file) if line.strip()]
 
 
 def _lines(file: Path) -> list[str]:

@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.data.arrays.remedies import for_label, for_shape, for_type
-from gradgraph.data.preprocess.frames import array_of, is_column, is_table
+from gradgraph.data.preprocess.frames import Frame, array_of, is_column, is_table
 from gradgraph.data.record.classes import Classes, takes_labels
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.data.tables import array_labels, columns_in, columns_of, matrix_of
+from gradgraph.data.tables import array_labels, columns_of, matrix_of
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 
@@ -231,7 +231,7 @@ class BatchChecker:
                 continue
             if len(spec.shape) == 2:
                 array, found = matrix_of(value, name, known)
-            elif len(spec.shape) == 1 and name in columns_in(value):
+            elif len(spec.shape) == 1 and name in Frame(value):
                 arrays, found = columns_of(value, {name: spec}, known, whole=whole)
                 array = arrays[name]
             else:

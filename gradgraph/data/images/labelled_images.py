@@ -46,14 +46,6 @@ class Images(Loadable):
     def classes(self) -> list[str]:
         return self._found.alone[1]
 
-    @property
-    def augments(self) -> bool:
-        """Whether samples are augmented in training."""
-        return self.augmented is not None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
     def __getitem__(self, i: int) -> tuple[Array, Any]:
         return self._load(self.form, i, ()), -1 if self.labels is None else self.labels[i].item()
 

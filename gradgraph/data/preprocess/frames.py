@@ -106,7 +106,8 @@ class Frame:
 def _values(column: Any) -> Array:
     if isinstance(column, list | tuple):
         plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
-        return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
+        is_mixed = plain.dtype.kind in "fUS" and not all(isinstance(value, float) for value in column)
+        return _objects(column) if is_mixed else plain
     column = _of_arrow(column)
     kind = getattr(column, "dtype", getattr(column, "type", None))  # Arrow
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # pandas
@@ -162,10 +163,6 @@ def _has_gaps(column: Any) -> bool:
 
 def _objects(values: Any) -> Array:
     return np.fromiter(values, object, len(values))
-
-
-def _all_floats(values: Any) -> bool:
-    return all(isinstance(value, float) for value in values)
 
 
 def is_text(value: Any) -> bool:

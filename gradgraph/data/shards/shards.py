@@ -78,11 +78,6 @@ class Shards(Loadable):
             raise DataError(f"'{shown(self.paths[0])}' contains no samples; name members 000000.npy, 000000.cls, …")
         self._firsts.append(len(self._offsets))
 
-    @property
-    def augments(self) -> bool:
-        """Whether samples are augmented in training."""
-        return self.augmented is not None
-
     def __len__(self) -> int:
         return self._shards[-1]
 

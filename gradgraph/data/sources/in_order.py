@@ -17,10 +17,11 @@ import numpy as np
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.arrays.numpy_files import explained, load_arrays
 from gradgraph.data.dataset import Loadable
+from gradgraph.data.preprocess.frames import Frame
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec
 from gradgraph.data.sources.sources import common_length, row_count
-from gradgraph.data.tables import columns_in, columns_of, is_table_file, read_table
+from gradgraph.data.tables import columns_of, is_table_file, read_table
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.array_files import array_in, npy_header, opened_npz
 
@@ -102,7 +103,7 @@ class InOrder(Ordered):
                 table = read_table(self.path, known=known)
                 arrays, _ = columns_of(table, wanted, known, unread)
                 found = {name: _sliced(array) for name, array in arrays.items()}
-                self.others = [name for name in columns_in(table) if name in unread]
+                self.others = [name for name in Frame(table) if name in unread]
             elif self.path.is_file():
                 with explained(self.path):
                     archive, members = self.enter_context(opened_npz(self.path, sys.maxsize))

@@ -492,9 +492,8 @@ def _count_batches(order: Order, rows: int) -> int:
     check_some(rows)
     count = order.batch_count(rows)
     if count == 0:
-        raise DataError(
-            f"the data have {counted(rows, 'sample')}, fewer than one batch of {order.batch_size}",
-            remedy="lower batch_size, or omit drop_last",
-            shell="lower --batch-size, or omit --drop-last",
+        raise DataError.of_options(
+            f"the data have {counted(rows, 'sample')}, fewer than one batch of {order.batch_size}; "
+            "lower --batch-size, or omit --drop-last"
         )
     return count

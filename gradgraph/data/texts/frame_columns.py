@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, described
-from gradgraph.data.preprocess.frames import GAP_WORDS
+from gradgraph.data.preprocess.frames import GAP_WORDS, is_gap
 from gradgraph.data.record.matching import declared_classes
 from gradgraph.data.tables import SEPARATORS, is_table_file, read_table
 from gradgraph.data.texts.json_rows import LINES, json_lines
@@ -102,7 +102,7 @@ class FrameColumns:
         """Return a column; raise DataError for missing values, or with ``listed_too`` unless all are texts or lists."""
         values = self[name]
         words = [value for value in values if self._is_text and value in _GAPS]
-        gaps = len(words) + sum(map(is_missing, values))
+        gaps = len(words) + sum(map(is_gap, values))
         if gaps:
             raise self._lacks(name, gaps, words)
         odd = next((value for value in values if not isinstance(value, str) and not hasattr(value, "__len__")), None)
@@ -126,7 +126,7 @@ class FrameColumns:
 
         A column of numeric text does not count as text.
         """
-        values = [value for value in self[name] if not is_missing(value)]
+        values = [value for value in self[name] if not is_gap(value)]
         if not values or not all(isinstance(value, kind) for value in values):
             return False
         return kind is not str or any(number_of(value) is None for value in values)
@@ -161,11 +161,6 @@ def _read(path: Path) -> Any:
         rows = json_lines(path).values()
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     return read_table(path, as_text=True)
-
-
-def is_missing(value: Any) -> bool:
-    is_nan = isinstance(value, float) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")  # of pandas
 
 
 def number_of(value: Any) -> float | int | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradgraph.data.texts.frame_columns import FrameColumns, is_missing
+from gradgraph.data.preprocess.frames import is_gap
+from gradgraph.data.texts.frame_columns import FrameColumns
 from gradgraph.data.texts.json_rows import LINES, Row, checked_rows, json_lines, json_rows
 from gradgraph.errors import DataError, listed, readable_bytes, row_at, shown
 
@@ -69,16 +70,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
-        return {
-            str(key): _plain(item) for key, item in value.items() if not is_missing(item) or _is_content(key, value)
-        }
+        kept = ("content",) if "role" in value else ()  # of a message: templates test whether it is None
+        return {str(key): _plain(item) for key, item in value.items() if key in kept or not is_gap(item)}
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return None if is_missing(value) else value
-
-
-def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether ``key`` is the ``content`` of a message; None stays there, since templates test for it."""
-    return key == "content" and "role" in value
+    return None if is_gap(value) else value

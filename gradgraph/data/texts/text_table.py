@@ -118,7 +118,8 @@ class TextTable(Loadable):
         for samples in batches:
             rows = np.asarray(samples)
             padded = _Padded(encoded, self._texts_of(rows, form), self._width(inputs, form, rows), self.tokenizer)
-            tokens, types, there = (a.reshape(*self._shape(rows, form), -1) for a in padded.of_tokens())
+            shape = (len(rows),) if form.choices is None else (len(rows), len(form.choices))
+            tokens, types, there = (a.reshape(*shape, -1) for a in padded.of_tokens())
             batch = inputs.arrays(tokens, types, there)
             if inputs.target is not None and labels is not None:
                 of_words = form.labels_words(inputs.target)
@@ -246,7 +247,10 @@ class TextTable(Loadable):
                 log.warning("%s of %s texts of %s are longer than %s tokens; their %s are truncated",
                             f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}",
                             "beginnings" if self.tokenizer.cuts_left else "ends")  # fmt: skip
-        self._warn_of_padding(inputs)
+        if inputs.reads_padding:
+            self._warn_once(
+                "the model has neither an attention mask nor lengths as input, so it treats padding as text"
+            )
         self._lengths = self._encoded[key].lengths.reshape(len(self), -1).max(axis=1)
         return self._encoded[key]
 
@@ -261,11 +265,6 @@ class TextTable(Loadable):
             return [choice for choices in zip(*each, strict=True) for choice in choices]
         pairs = [(text, second) for text, *others in zip(first, *each, strict=True) for second in others]
         return pairs if each else first
-
-    def _warn_of_padding(self, inputs: TokenInputs) -> None:
-        if inputs.reads_padding and "padding" not in self._warned:
-            self._warned.add("padding")
-            log.warning("the model has neither an attention mask nor lengths as input, so it treats padding as text")
 
     def _labels(
         self, target: TargetSpec | None, form: TextForm, encoded: Encoded, known: DataNames
@@ -331,9 +330,6 @@ class TextTable(Loadable):
         each = len(form.choices) if form.choices else 1
         texts: Array = (rows[:, None] * each + np.arange(each)).ravel()
         return texts
-
-    def _shape(self, rows: Array, form: TextForm) -> tuple[int, ...]:
-        return (len(rows),) if form.choices is None else (len(rows), len(form.choices))
 
 
 class _Padded:

@@ -11,7 +11,7 @@ import numpy as np
 from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.saved.printed import html_table, text_table
-from gradgraph.step.finishes import f1, precision, recall
+from gradgraph.step.finishes import FINISHES
 
 COLUMNS = ("class", "precision", "recall", "f1", "samples")
 MOST_CONFUSED = 5  # number of printed pairs
@@ -46,17 +46,17 @@ class ClassTable:
     @property
     def precision(self) -> Array:
         """The precision of each class; 0 for classes that were never predicted."""
-        return np.asarray(precision(self.matrix, "none"))
+        return np.asarray(FINISHES["precision"](self.matrix, "none"))
 
     @property
     def recall(self) -> Array:
         """The recall of each class; 0 for classes without samples."""
-        return np.asarray(recall(self.matrix, "none"))
+        return np.asarray(FINISHES["recall"](self.matrix, "none"))
 
     @property
     def f1(self) -> Array:
         """The F1 score of each class."""
-        return np.asarray(f1(self.matrix, "none"))
+        return np.asarray(FINISHES["f1"](self.matrix, "none"))
 
     @property
     def samples(self) -> Array:

@@ -209,11 +209,10 @@ class Placement:
             )
         library.here().required()
         if precision != HIGHEST and not library.here().has_tiles:
-            raise RuntimeUnavailableError(
+            raise RuntimeUnavailableError.of_options(
                 f"matmul_precision '{precision}' needs a processor with AMX bfloat16 tiles (Intel Sapphire Rapids or "
-                "later) and native kernels from a compiler that supports AMX",
-                remedy="remove matmul_precision",
-                shell="remove --matmul-precision",
+                "later) and native kernels from a compiler that supports AMX; "
+                "remove --matmul-precision"
             )
         return packing(at_precision(precision), options.pack_weights)
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
-import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads as reads_of_node
 from gradgraph.data.record.column_assignment import fitting
@@ -97,7 +96,10 @@ def split(step: Step, shapes: Shapes, opened: OpenSizes | None = None) -> Split:
     static.rows = {x: row for x, row in static.rows.items() if x.name in inputs or x.name not in other}
     cut = {x.name or "": static.rows[x] for x in cheapest_cut(static)}
     kept = {name: row for name, row in cut.items() if name not in inputs}
-    before, _ = needed(static.nodes, kept, lambda node: [y.name or "" for y in node.outputs], _names_read)
+    before, _ = needed(
+        static.nodes, kept, lambda node: [y.name or "" for y in node.outputs],
+        lambda node: [x.name or "" for x in reads_of_node(node)],
+    )  # fmt: skip
     if not any(map(takes_long, before)):
         raise BuildError(f"no frozen layer can be computed once for each sample: {_hindrance(static)}")
     results = [*manifest.results.values(), *(measure.sums for measure in manifest.columns_of_sums)]
@@ -129,10 +131,6 @@ def _hindrance(static: StaticValues) -> str:
                 if x in static.merged:
                     return f"'{shown(x.name)}' merges samples with another axis"
     return static.changing
-
-
-def _names_read(node: ir.Node) -> Iterable[str]:
-    return [x.name or "" for x in reads_of_node(node)]
 
 
 def _specs(manifest: Manifest, kept: Mapping[str, Row], passed: Collection[str]) -> tuple[TensorSpec, ...]:

@@ -58,7 +58,8 @@ class Run:
         """
         if not self.history:
             return {}
-        row = {n: v for n, v in self.history.row(self.kept).items() if n not in INDEX and not _is_rate(n)}
+        row = {n: v for n, v in self.history.row(self.kept).items()
+               if n not in INDEX and n.rpartition(".")[2] != "learning_rate"}  # fmt: skip
         held_out = [name for name in row if name.startswith("val_")]
         return {n: v for n, v in row.items() if not held_out or n in held_out or n.rpartition(".")[2] == "loss"}
 
@@ -240,7 +241,3 @@ def _logged(path: Path) -> tuple[History, float | None]:
             if record.get("event") in ("epoch", "eval"):
                 history.append(numbers)
     return history, None if last is None else spent + last
-
-
-def _is_rate(name: str) -> bool:
-    return name.rpartition(".")[2] == "learning_rate"

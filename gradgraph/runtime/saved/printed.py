@@ -29,13 +29,10 @@ def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | N
     lines = []
     for i, row in enumerate(rows):
         style = ' style="font-weight: bold"' if i == bold else ""
-        lines.append(f"<tr{style}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>")
+        cells = (cell if isinstance(cell, Markup) else html.escape(cell) for cell in row)
+        lines.append(f"<tr{style}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     names = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _cell(cell: str) -> str:
-    return cell if isinstance(cell, Markup) else html.escape(cell)
 
 
 def clock(seconds: float) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 
 from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, model_accessor
 from gradgraph.errors import CompatibilityError
+
+B = TypeVar("B", bound="Block")
 
 
 class Block(ABC):
@@ -71,41 +73,6 @@ class _BinaryOp(Block):
         return self._node(self._operator, [input_name1, input_name2])
 
 
-class Add(_BinaryOp):
-    """The sum of two values."""
-
-    _operator = "Add"
-
-
-class Sub(_BinaryOp):
-    """The difference of two values."""
-
-    _operator = "Sub"
-
-
-class Mul(_BinaryOp):
-    """The product of two values."""
-
-    _operator = "Mul"
-
-
-class Div(_BinaryOp):
-    """The quotient of two values."""
-
-    _operator = "Div"
-
-
-class Pow(Block):
-    """A value to a power."""
-
-    def __init__(self, exponent: float) -> None:
-        super().__init__()
-        self._exponent = exponent
-
-    def build(self, pow_input_name: str) -> str:
-        return self._node("Pow", [pow_input_name, self._number(self._exponent, "pow_exponent")])
-
-
 class _UnaryOp(Block):
     _operator: str
     _attributes: Mapping[str, Any] = {}
@@ -120,40 +87,32 @@ class _Reduction(_UnaryOp):
         self._attributes = {"keepdims": keepdims}
 
 
-class ReduceMean(_Reduction):
-    """The mean of all elements."""
-
-    _operator = "ReduceMean"
-
-
-class ReduceSum(_Reduction):
-    """The sum of all elements."""
-
-    _operator = "ReduceSum"
+def _block_of(base: type[B], operator: str, words: str) -> type[B]:
+    """Return the class of blocks that append a node of ``operator``; ``words`` is its docstring."""
+    return type(operator, (base,), {"__doc__": words, "__module__": __name__, "_operator": operator})
 
 
-class Sigmoid(_UnaryOp):
-    """The logistic function."""
-
-    _operator = "Sigmoid"
-
-
-class Log(_UnaryOp):
-    """The natural logarithm."""
-
-    _operator = "Log"
-
-
-class Neg(_UnaryOp):
-    """The negated value."""
-
-    _operator = "Neg"
+Add = _block_of(_BinaryOp, "Add", "The sum of two values.")
+Sub = _block_of(_BinaryOp, "Sub", "The difference of two values.")
+Mul = _block_of(_BinaryOp, "Mul", "The product of two values.")
+Div = _block_of(_BinaryOp, "Div", "The quotient of two values.")
+Sigmoid = _block_of(_UnaryOp, "Sigmoid", "The logistic function.")
+Log = _block_of(_UnaryOp, "Log", "The natural logarithm.")
+Neg = _block_of(_UnaryOp, "Neg", "The negated value.")
+Abs = _block_of(_UnaryOp, "Abs", "The absolute value.")
+ReduceMean = _block_of(_Reduction, "ReduceMean", "The mean of all elements.")
+ReduceSum = _block_of(_Reduction, "ReduceSum", "The sum of all elements.")
 
 
-class Abs(_UnaryOp):
-    """The absolute value."""
+class Pow(Block):
+    """A value to a power."""
 
-    _operator = "Abs"
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self._exponent = exponent
+
+    def build(self, pow_input_name: str) -> str:
+        return self._node("Pow", [pow_input_name, self._number(self._exponent, "pow_exponent")])
 
 
 class Constant(Block):
