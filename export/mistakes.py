@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradgraph.errors import shown
-from gradgraph.export.pages import text_of, whole_page
+from gradgraph.export.pages import escaped, heading, table, text_of, whole_page
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.execution.class_table import ClassTable
@@ -56,19 +54,14 @@ def page(title: str, found: Confusions, scores: Mapping[str, float]) -> str:
     """Return the HTML of the page that shows ``found``."""
     facts = {"accuracy": f"{found.table.accuracy:.4f}", "samples": f"{int(found.table.samples.sum()):,}",
              **{name: f"{value:.4g}" for name, value in scores.items() if name != "accuracy"}}  # fmt: skip
-    told = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
-    parts = [f'<h1>{_text(title)}</h1><dl class="facts">{told}</dl>', _matrix(found.table)]
+    parts = [heading(title, facts), _matrix(found.table)]
     if found.pairs:
         parts.append("<h2>Confused most often</h2>")
     for pair in found.pairs:
-        words = f"<b>{_text(pair.label)}</b> called <b>{_text(pair.called)}</b>: {pair.count:,}"
+        words = f"<b>{escaped(pair.label)}</b> called <b>{escaped(pair.called)}</b>: {pair.count:,}"
         parts.append(f"<h3>{words}</h3>{_gallery(pair.samples)}")
     parts += ["<h2>Largest losses</h2>", _gallery(found.worst), _classes(found.table)]
     return whole_page(title, "\n".join(parts), text_of("mistakes.css"))
-
-
-def _text(value: object) -> str:
-    return html.escape(shown(str(value)))
 
 
 def _gallery(samples: Iterable[Called]) -> str:
@@ -77,23 +70,22 @@ def _gallery(samples: Iterable[Called]) -> str:
 
 def _figure(one: Called) -> str:
     name = Path(one.file).name if one.file else f"sample {one.index:,}"
-    alone = f'<span class="none">{_text(name)}</span>'
-    picture = one.markup.replace('alt=""', f'alt="{_text(name)}"', 1) if one.picture else alone
+    alone = f'<span class="none">{escaped(name)}</span>'
+    picture = one.markup.replace('alt=""', f'alt="{escaped(name)}"', 1) if one.picture else alone
     sure = "" if one.probability != one.probability else f" {one.probability:.0%}"
     kind = "right" if one.label == one.called else "wrong"
-    caption = f"{_text(one.label)} → <b>{_text(one.called)}</b>{sure}, loss {one.loss:.3g}"
-    return (
-        f'<figure class="{kind}" title="{_text(one.file or name)}">{picture}<figcaption>{caption}</figcaption></figure>'
-    )
+    caption = f"{escaped(one.label)} → <b>{escaped(one.called)}</b>{sure}, loss {one.loss:.3g}"
+    title = escaped(one.file or name)
+    return f'<figure class="{kind}" title="{title}">{picture}<figcaption>{caption}</figcaption></figure>'
 
 
 def _matrix(table: ClassTable) -> str:
     """Return the HTML of the confusion matrix; empty if there are more than ``MOST_CLASSES`` classes."""
     if len(table.names) > MOST_CLASSES:
         return ""
-    head = "".join(f'<th class="number" scope="col">{_text(name)}</th>' for name in table.names)
+    head = "".join(f'<th class="number" scope="col">{escaped(name)}</th>' for name in table.names)
     rows = [
-        f'<tr><th scope="row">{_text(name)}</th>{"".join(_cells(row, i))}</tr>'
+        f'<tr><th scope="row">{escaped(name)}</th>{"".join(_cells(row, i))}</tr>'
         for i, (name, row) in enumerate(zip(table.names, table.matrix.tolist(), strict=True))
     ]
     return (f'<h2>Confusion matrix</h2><p class="hint">A row for each true class, a column for each predicted one.</p>'
@@ -109,13 +101,9 @@ def _cells(row: Sequence[int], own: int) -> Iterable[str]:
         yield f'<td class="number {kind}" style="--share: {share:.3f}">{count or "·"}</td>'
 
 
-def _classes(table: ClassTable) -> str:
-    rows = "".join(
-        f"<tr><td>{_text(row['class'])}</td>"
-        + "".join(f'<td class="number">{float(row[key]):.4f}</td>' for key in ("precision", "recall", "f1"))
-        + f'<td class="number">{int(row["samples"]):,}</td></tr>'
-        for row in table.rows()
-    )
-    head = "".join(f'<th class="number" scope="col">{name}</th>' for name in ("precision", "recall", "F1", "samples"))
-    whole = f'<thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody>'
-    return f'<h2>Classes</h2><div class="wide"><table>{whole}</table></div>'
+def _classes(found: ClassTable) -> str:
+    rows = [
+        [row["class"], *(f"{float(row[key]):.4f}" for key in ("precision", "recall", "f1")), f"{int(row['samples']):,}"]
+        for row in found.rows()
+    ]
+    return f"<h2>Classes</h2>{table(('class', 'precision', 'recall', 'F1', 'samples'), rows)}"

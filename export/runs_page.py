@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradgraph.errors import shown
-from gradgraph.export.pages import text_of, whole_page
+from gradgraph.export.pages import escaped, table, text_of, whole_page
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.runtime.saved.compared_runs import Run, panels, table_of
@@ -28,19 +26,8 @@ def save_runs(runs: Sequence[Run], path: str | os.PathLike[str], title: str | No
     """
     check_suffix(path, ".html")
     head, *rows = table_of(runs)
-    names = "".join(f'<th{_number(i)} scope="col">{_text(name)}</th>' for i, name in enumerate(head))
-    cells = ("".join(f"<td{_number(i)}>{_text(cell)}</td>" for i, cell in enumerate(row)) for row in rows)
-    table = f"<table><thead><tr>{names}</tr></thead><tbody><tr>{'</tr><tr>'.join(cells)}</tr></tbody></table>"
     drawn = panels(runs)
     curves = f'<h2>Curves</h2><div class="curves">{"".join(svg([panel]) for panel in drawn)}</div>' if drawn else ""
     called = title or Path(path).stem
-    body = f'<h1>{_text(called)}</h1><div class="wide">{table}</div>{curves}'
+    body = f"<h1>{escaped(called)}</h1>{table(head, rows)}{curves}"
     write_atomically(path, whole_page(called, body, text_of("runs.css")).encode())
-
-
-def _number(column: int) -> str:
-    return ' class="number"' if column else ""
-
-
-def _text(value: str) -> str:
-    return html.escape(shown(value))

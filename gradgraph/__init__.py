@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         vision,
     )
     from gradgraph.autodiff.recomputation import Recompute
+    from gradgraph.building.pgd import PGD
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
     from gradgraph.chat.finetuning import finetune
@@ -95,6 +96,7 @@ _HOMES = {
     "DataNames": "data.record.data_names",
     "DataParallel": "parallel.data_parallel",
     "GradgraphError": "errors",
+    "PGD": "building.pgd",
     "Padded": "data.arrays.padded",
     "Precision": "passes.autocast",
     "Recompute": "autodiff.recomputation",
@@ -155,6 +157,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "PGD",
     "CheckpointKeeper",
     "DataNames",
     "DataParallel",

@@ -7,7 +7,6 @@ tell apart).
 from __future__ import annotations
 
 import base64
-import html
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ import numpy as np
 from gradgraph.attributions.explained import Explained
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.images.image_form import pixels_of
-from gradgraph.errors import cut, shown
+from gradgraph.errors import cut
+from gradgraph.export.pages import escaped
 
 POSITIVE, NEGATIVE = (213, 94, 0), (0, 114, 178)  # vermilion and blue of M. Okabe and K. Ito
 SIDE = 320  # the largest height and width of a picture on the page, in pixels
@@ -31,11 +31,6 @@ SOUND = (400, 60)  # width and height of a curve
 def signed(value: float) -> str:
     """Return a number with its sign and three digits."""
     return f"{value:+.3g}".replace("-", "−")
-
-
-def text(value: object) -> str:
-    """Return text from a model or from data, for HTML."""
-    return html.escape(shown(value))
 
 
 def drawn(found: Explained, name: str, row: int) -> str:
@@ -132,7 +127,7 @@ def _tokens(tokens: Sequence[str], values: Array) -> str:
     own = [(token, value) for token, value in zip(tokens, values.tolist(), strict=True) if token]
     limit = limit_of(np.array([value for _, value in own]))
     spans = "".join(
-        f'<span class="{_sign(v)}" style="--share: {_share(v, limit):.3f}" title="{signed(v)}">{text(t)}</span> '
+        f'<span class="{_sign(v)}" style="--share: {_share(v, limit):.3f}" title="{signed(v)}">{escaped(t)}</span> '
         for t, v in own
     )
     return f'<p class="tokens">{spans}</p>{colour_bar(limit)}'
@@ -150,7 +145,7 @@ def _sign(value: float) -> str:
 def _bars(bars: Sequence[tuple[str, str, float]], count: int) -> str:
     limit = limit_of(np.array([value for _, _, value in bars]))
     rows = "".join(
-        f'<span class="name">{text(name)}{f" = <b>{text(cut(value, LONGEST))}</b>" if value else ""}</span>'
+        f'<span class="name">{escaped(name)}{f" = <b>{escaped(cut(value, LONGEST))}</b>" if value else ""}</span>'
         f'<span class="track"><span class="{_sign(v)}" style="--share: {_share(v, limit):.3f}"></span></span>'
         f'<span class="number">{signed(v)}</span>'
         for name, value, v in bars

@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from gradgraph.attributions.attribution_markup import drawn, text
+from gradgraph.attributions.attribution_markup import drawn
 from gradgraph.attributions.explained import Explained, Sample
 from gradgraph.attributions.sanity import POINTS, Checks
 from gradgraph.errors import shown
-from gradgraph.export.pages import text_of, whole_page
+from gradgraph.export.pages import escaped, heading, table, text_of, whole_page
 from gradgraph.runtime.saved.curves import Curve, Panel, svg
 
 
@@ -24,9 +24,8 @@ def page(title: str, found: Explained, facts: dict[str, str]) -> str:
     every = {**facts, "method": found.method, "output": found.output, "samples": str(len(found.samples))}
     if found.others:
         every["inputs without attributions"] = ", ".join(found.others)
-    told = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in every.items())
     parts = [
-        f'<h1>{text(title)}</h1><dl class="facts">{told}</dl>',
+        heading(title, every),
         '<p class="hint"><b class="plus">Orange</b> raises the score of the explained class, '
         '<b class="minus">blue</b> lowers it.</p>',
         "".join(f'<p class="warning" role="note">{html.escape(warning)}</p>' for warning in found.warnings),
@@ -40,30 +39,24 @@ def _article(found: Explained, row: int) -> str:
     one = found.samples[row]
     name = Path(one.file).name if one.file else f"sample {one.index:,}"
     inputs = "".join(
-        (f"<h3>{text(name)}</h3>" if len(found.units) > 1 else "") + drawn(found, name, row) for name in found.units
+        (f"<h3>{escaped(name)}</h3>" if len(found.units) > 1 else "") + drawn(found, name, row) for name in found.units
     )
-    return f'<article><h2 title="{text(one.file or name)}">{text(name)}: {said(one)}</h2>{inputs}</article>'
+    return f'<article><h2 title="{escaped(one.file or name)}">{escaped(name)}: {said(one)}</h2>{inputs}</article>'
 
 
 def said(one: Sample) -> str:
     """Return the markup of a prediction: the predicted class, and the class that is explained if it differs."""
     sure = "" if one.probability is None else f" {one.probability:.1%}"
     if one.target in ("", one.called):
-        return f"<b>{text(one.called)}</b>{sure}"
-    return f"<b>{text(one.called)}</b>, explained: <b>{text(one.target)}</b>{sure}"
+        return f"<b>{escaped(one.called)}</b>{sure}"
+    return f"<b>{escaped(one.called)}</b>, explained: <b>{escaped(one.target)}</b>{sure}"
 
 
 def _checks(checks: Checks) -> str:
-    rows = "".join(
-        f'<tr><td class="number">{one.layers}</td><td>{text(one.layer)}</td>'
-        f'<td class="number">{_number(one.correlation)}</td></tr>'
-        for one in checks.randomised
-    )
-    head = ('<th class="number" scope="col">layers</th><th scope="col">from</th>'
-            '<th class="number" scope="col">rank correlation</th>')  # fmt: skip
-    table = (
+    rows = [(one.layers, one.layer, _number(one.correlation)) for one in checks.randomised]
+    shuffled = (
         "<h3>Shuffled weights, from the last layer to the first: attributions of a model that has learned nothing "
-        f'should differ</h3><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f"should differ</h3>{table(('layers', 'from', 'rank correlation'), rows, texts=(1,))}"
     )
     shares = [i / POINTS for i in range(POINTS + 1)]
     panels = [
@@ -79,7 +72,7 @@ def _checks(checks: Checks) -> str:
         "baseline</h3>"
     )  # fmt: skip
     return (
-        f'<h2>Sanity checks</h2><p class="hint">On {checks.samples} samples.</p>{complete}{table if rows else ""}'
+        f'<h2>Sanity checks</h2><p class="hint">On {checks.samples} samples.</p>{complete}{shuffled if rows else ""}'
         "<h3>Score as units are deleted (should fall fast) or inserted (should rise fast), from the largest "
         f'attribution to the smallest</h3><div class="curves">{curves}</div>'
     )

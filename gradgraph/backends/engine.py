@@ -18,7 +18,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import is_order, write_orders
 from gradgraph.autodiff.separate_buffers import restore_sizes
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.capability import RIGHT, Verdict
+from gradgraph.backends.capability import ALWAYS, RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.backends.static_facts import derive_facts
@@ -88,6 +88,20 @@ def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
         run(backend.lowering.last, model)
     check_against_table(backend, model, "init.onnx")
     return model
+
+
+_HOLD = {ALWAYS, "captures", "open"}  # facts of a Scan whose body reads weights, for an open batch
+
+
+def unrolls(backend: Backend, asked: bool | None = None) -> bool:
+    """Whether to write loops without Scan: ``asked``, or by default if the runtime has no Scan that reads weights."""
+    table = None if asked is not None or backend.for_all else backend.table
+    row = None if table is None else table.rows.get("Scan")
+    if table is None:
+        return bool(asked)
+    if row is None:
+        return table.complete and not table.falls_back
+    return any(set(c.terms) <= _HOLD for c in (*row.refused, *row.wrong))
 
 
 def opset_for(backend: Backend, asked: int | None) -> int:

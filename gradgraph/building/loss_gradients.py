@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -14,9 +14,10 @@ from gradgraph.building.links import Link
 from gradgraph.building.loss_scale import LossScale
 from gradgraph.building.step_state import StepState
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.builder import Var
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Transform, Vars
+from gradgraph.passes.normal.functions.inline import copied
 
 
 class Gradients:
@@ -47,7 +48,7 @@ class Gradients:
         if optimizer.ascent is None:
             return self._at(path, params, optimizer.transforms)
         op, graph = self._state.op, self._model.graph
-        again = SecondPass(graph, path.targets[0])
+        forward = list(graph)
         slopes = self._backward(path, params, op.ones_like(op.wrap(path.targets[0])))
         for link in links:
             slopes = link.gradients(slopes)
@@ -57,9 +58,10 @@ class Gradients:
         moved = [(w + d).value for w, d in zip(weights, away, strict=True)]
         for value, p in zip(moved, params, strict=True):
             value.type, value.shape = p.type, p.shape
+        copies, again = copied(forward, op.fresh, dict(zip(params, moved, strict=True)))
+        op.nodes.extend(copies)
         op.finish(graph)
-        loss = again.write(op, dict(zip(params, moved, strict=True)))
-        return self._at(find_path(self._model, [loss], moved), moved, optimizer.transforms)
+        return self._at(find_path(self._model, [again[path.targets[0]]], moved), moved, optimizer.transforms)
 
     def _at(
         self, path: Path, weights: Sequence[ir.Value], transforms: Sequence[Transform]
@@ -94,34 +96,3 @@ class Gradients:
         noise = cancelled(path, weights)
         found = [op.zeros_like(op.wrap(w)) if w in noise else gradients[w] for w in weights]
         return found if self._scale is None else self._scale.gradients(found)
-
-
-class SecondPass:
-    """A second forward pass with other weights, for gradients at those weights (SAM).
-
-    It is a copy of ``graph``, which must contain only the forward pass and the loss.
-    """
-
-    def __init__(self, graph: ir.Graph, loss: ir.Value) -> None:
-        self._graph = graph
-        self._copy = graph.clone(allow_outer_scope_values=True)
-        computed = {v.name: v for node in self._copy for v in node.outputs}
-        self._loss = computed[loss.name]
-        self._copy.outputs.clear()
-
-    def write(self, op: Builder, moved: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        """Append the copy to the graph, with weights replaced by the values in ``moved``; return its loss."""
-        originals = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values())}
-        copies: Sequence[ir.Value] = (*self._copy.inputs, *self._copy.initializers.values())
-        for value in copies:
-            original = originals[value.name]
-            value.replace_all_uses_with(moved.get(original, original))
-        nodes = list(self._copy)
-        self._copy.remove(nodes)
-        for node in nodes:
-            node.name = op.fresh(node.name or node.op_type)
-            for output in node.outputs:
-                if output.name:
-                    output.name = op.fresh(output.name)
-        self._graph.extend(nodes)
-        return self._loss

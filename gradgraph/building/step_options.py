@@ -13,6 +13,7 @@ from gradgraph.errors import BuildError
 if TYPE_CHECKING:
     from gradgraph.autodiff.recomputation import Keep
     from gradgraph.building.loss_function import LossFunction
+    from gradgraph.building.pgd import PGD
     from gradgraph.building.terms import MaskSpec
     from gradgraph.files.models import Source
     from gradgraph.frontend.loss import Loss
@@ -169,6 +170,16 @@ class StepOptions:
         None,
         Shell("loss", "Metrics, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy for class indices by "
                       "default.", "list", "metric", key="metrics", names=("metrics:METRICS",)),
+        default=None,
+    )  # fmt: skip
+    adversarial: str | PGD | None = option(
+        'adversarial training: the loss at inputs that an attack in each step has moved to increase it, such as '
+        '``gradgraph.PGD(epsilon=0.03, bounds=(0, 1))`` or ``"pgd(epsilon=0.03)"``. Losses and metrics of the step are '
+        'those at the moved inputs; evaluation uses the original ones.',
+        "building.pgd:GIVEN",
+        Shell("loss", "Adversarial training, such as 'pgd(epsilon=0.03, n=7, bounds=(0, 1))': train on inputs that an "
+                      "attack in each step has moved to increase the loss.",
+              metavar="ATTACK", names=("building.pgd:ATTACKS",)),
         default=None,
     )  # fmt: skip
     grad_norm: bool = option(

@@ -10,6 +10,7 @@ from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.recomputation import as_recompute, bytes_of
 from gradgraph.autodiff.select import find_path
 from gradgraph.building.accumulation import Accumulation
+from gradgraph.building.adversarial import Attack
 from gradgraph.building.draft import Draft, Part
 from gradgraph.building.group_starts import GroupStarts
 from gradgraph.building.links import MasterWeights, Update, Weights
@@ -42,7 +43,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     """
     model, graph, optimizer, options = part.model, part.model.graph, part.optimizer, part.options
     state = StepState(builder_for(model, named_operators=True), draft.init_model, part.name)
-    written, statistics, source = _forward(part, draft.trained, state)
+    written, minimised, statistics, source = _forward(draft, part, state)
     params = [graph.initializers[n] for n in part.trained]
 
     # the links between the backward pass and the optimizer
@@ -54,7 +55,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     separate = draft.options.separate
     takes_factors = not (draft.precision.dtype or options.accumulate or options.grad_norm or separate)
     slopes = Gradients(model, state, scale, takes_factors)
-    path = find_path(model, [written.loss], params, leave_out=how_to_freeze)
+    path = find_path(model, list(dict.fromkeys([minimised, written.loss])), params, leave_out=how_to_freeze)
     zeroing = [link for link in (masks, groups) if link]
     gradients, transforms = slopes.of(path, params, optimizer, zeroing)
     marks = marked(state, params, gradients, written) if separate else None
@@ -64,7 +65,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     accumulation = Accumulation(state, written, options.grad_norm) if options.accumulate else None
     for link in zeroing:
         gradients = link.gradients(gradients)
-    written = written._replace(loss=path.targets[0])
+    written = written._replace(loss=path.targets[-1])
     own_results(state.op, part.name, part.objective, written)
 
     norm = options.grad_norm and not options.accumulate
@@ -101,26 +102,30 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
 
 
 def _forward(
-    part: Part, every: Sequence[str], state: StepState
-) -> tuple[Written, Mapping[ir.Value, Var], randomness.RandomSource]:
-    """Put the model of ``part`` into training mode, and append the loss.
+    draft: Draft, part: Part, state: StepState
+) -> tuple[Written, ir.Value, Mapping[ir.Value, Var], randomness.RandomSource]:
+    """Put the model of ``part`` into training mode, append the loss, and feed it attacked inputs if requested.
 
-    ``every`` are the names of the weights that any step trains. Returns the loss, the running statistics with their
-    updated values, and the source of random numbers.
+    Returns the results, the value to minimise, the running statistics with their updated values, and the source of
+    random numbers.
     """
-    model = part.model
+    model, every = part.model, draft.trained
     frozen = frozen_values(model.graph, every)
     for name in every:
         if name not in part.trained and name in model.graph.initializers:
             as_input(model.graph, name)
+    attack = None if part.options.adversarial is None else Attack(draft, part)
     source = randomness.RandomSource(state.new("rng", ir.DataType.INT64, (3,)))
-    statistics = training_mode(model, state.op, source.keep, frozen)
+    statistics: Mapping[ir.Value, Var] = training_mode(model, state.op, source.keep, frozen)
     draw_from(source, model, state.op)
     written = part.objective.emit(state.op, model.graph).without_rows()
     state.op.finish(model.graph)
     drop_in_loss(model, state.op, source.keep)
     draw_from(source, model, state.op)  # random numbers drawn by the loss
-    return written, statistics, source
+    minimised = written.loss
+    if attack is not None:
+        minimised, statistics = attack.apply(model, state, written, statistics, source)
+    return written, minimised, statistics, source
 
 
 def _carry(

@@ -11,23 +11,14 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import ABOVE_ZERO, FLAG, NUMBERS, one_of, whole
+from gradgraph.autodiff.calls import Net
 from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.autodiff.select import Names, content_of, float_outputs, select
+from gradgraph.autodiff.site_values import Baseline, baselines_of
 from gradgraph.backends import named
-from gradgraph.backends.capability import ALWAYS
+from gradgraph.backends.engine import unrolls
 from gradgraph.errors import BuildError, DifferentiationError, shown
-from gradgraph.explaining.calls import Net
-from gradgraph.explaining.points import (
-    RULES,
-    Around,
-    Baseline,
-    Line,
-    baselines_of,
-    checked_weights,
-    quadrature,
-    reduced,
-    zeros_of,
-)
+from gradgraph.explaining.points import RULES, Around, Line, checked_weights, quadrature, reduced, zeros_of
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Var
 from gradgraph.transforms import Append, transform
@@ -35,7 +26,6 @@ from gradgraph.transforms import Append, transform
 REDUCTIONS = ("mean", "sum", "stack")
 UNROLL = FLAG.or_none()
 SEED = whole(0)
-_HOLD = {ALWAYS, "captures", "open"}  # facts that hold for every Scan here: its body reads weights, of an open batch
 
 
 @transform(n=ABOVE_ZERO, rule=one_of(RULES), seed=SEED, reduce=one_of(REDUCTIONS), weights=NUMBERS.or_none(),
@@ -106,18 +96,7 @@ def along(
     scale = None if weights is None else checked_weights(weights, n)
     place = (baseline, None) if noise is None else (noise, seed)
     return partial(_append, n=n, place=place, rule=rule, reduce="sum" if weights is not None else reduce, scale=scale,
-                   chunk=chunk, unroll=unrolls(backend, unroll))  # fmt: skip
-
-
-def unrolls(backend: str, asked: bool | None) -> bool:
-    """Return ``asked``, or by default whether the runtime of ``backend`` has no Scan, or none that reads weights."""
-    table = None if asked is not None or named(backend).for_all else named(backend).table
-    row = None if table is None else table.rows.get("Scan")
-    if table is None:
-        return bool(asked)
-    if row is None:
-        return table.complete and not table.falls_back
-    return any(set(c.terms) <= _HOLD for c in (*row.refused, *row.wrong))
+                   chunk=chunk, unroll=unrolls(named(backend), unroll))  # fmt: skip
 
 
 def _append(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.autodiff.calls import Points, looped
+from gradgraph.autodiff.projected_steps import projection
+from gradgraph.building.pgd import PGD
 from gradgraph.errors import BuildError
-from gradgraph.explaining.calls import Points, looped
-from gradgraph.explaining.iterate import Ball, Rule, iterated, projection
 from gradgraph.explaining.methods import Results, method
 from gradgraph.explaining.subject import Subject
-from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.builder import Var
 from gradgraph.passes.randomness import RandomSource, initial_state
 
 
@@ -36,27 +36,16 @@ def pgd(
     bounds: Any = None,
 ) -> Results:
     """``n`` steps of size ``step`` (2.5 ε / n by default), within ε in the norm ``linf`` or ``l2`` and ``bounds``."""
-    op, ball = s.op, Ball(norm, epsilon, per_sample=True)
-    size = (-1.0 if targeted else 1.0) * (2.5 * epsilon / n if step is None else step)
+    attack = PGD(epsilon, n, step, norm, bounds, random_start)
+    source = RandomSource(s.op.const(initial_state(seed)))
+    noise = {x: attack.ball.draw(s.op, source, v) for x, v in s.x.items()} if random_start else {}
 
-    def gradients(points: Points) -> tuple[Points, Sequence[Var]]:
+    def gradients(points: Points) -> Points:
         call = s.net.call(points)
         loss = s.loss(call)
-        return call.gradients(loss, op.ones_like(loss), s.net.sites), []
+        return call.gradients(loss, s.op.ones_like(loss), s.net.sites)
 
-    def move(op: Builder, x: Var, g: Var) -> Var:
-        if norm == "linf":
-            return x + op.Sign(g) * size
-        length = ball.length(op, g, x)
-        return x + g * (size / op.Where(length > 0.0, length, 1.0))
-
-    project = projection(s.net, bounds, ball)
-    start: Points = s.x
-    if random_start:
-        source = RandomSource(op.const(initial_state(seed)))
-        start = project({x: v + ball.draw(op, source, v) for x, v in s.x.items()})
-    last, _ = iterated(s.net, n, gradients, Rule(move), start, project, s.unroll)
-    return _attacked(s, last)
+    return _attacked(s, attack.moved(s.net, gradients, noise, s.unroll, -1.0 if targeted else 1.0))
 
 
 @method("deepfool", "Moosavi-Dezfooli et al. 2016, arXiv:1511.04599")

@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from gradgraph.arguments import ABOVE_ZERO, NAMES, TEXT
 from gradgraph.autodiff.select import Names
+from gradgraph.backends import named
+from gradgraph.backends.engine import unrolls
 from gradgraph.explaining import attacks
-from gradgraph.explaining.along import UNROLL, unrolls
+from gradgraph.explaining.along import UNROLL
 from gradgraph.explaining.methods import METHODS, Method
 from gradgraph.explaining.subject import Subject, Target
 from gradgraph.files.models import Source
@@ -68,8 +70,8 @@ def explain(
     """
     chosen = METHODS.named(method)
     chosen.check(options, chunk)
-    return partial(_append, method=chosen, target=target, inputs=inputs, chunk=chunk, unroll=unrolls(backend, unroll),
-                   options=options)  # fmt: skip
+    return partial(_append, method=chosen, target=target, inputs=inputs, chunk=chunk,
+                   unroll=unrolls(named(backend), unroll), options=options)  # fmt: skip
 
 
 def _append(

@@ -15,26 +15,25 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import ABOVE_ZERO, FLAG, TEXT, WHOLE, Table, described, number, one_of, whole
+from gradgraph.arguments import FLAG, TEXT, WHOLE, Table, described, number, one_of, whole
 from gradgraph.autodiff.attention_weights import probabilities_of
+from gradgraph.autodiff.calls import Call, Points, looped
 from gradgraph.autodiff.reverse import Override
+from gradgraph.autodiff.site_values import Baseline, check_entries
+from gradgraph.building.pgd import KINDS
 from gradgraph.errors import BuildError, shown, suggestion
-from gradgraph.explaining.calls import Call, Points, looped, merged
-from gradgraph.explaining.iterate import BOUNDS, NORMS
-from gradgraph.explaining.points import RULES, Around, Baseline, Line, check_entries, quadrature, reduced, zeros_of
+from gradgraph.explaining.points import RULES, Around, Between, Line, quadrature, reduced
 from gradgraph.explaining.subject import Named, Subject
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import as_dims
-from gradgraph.passes.randomness import RandomSource, initial_state
 from gradgraph.rivals import entries
 from gradgraph.rules.registry import rule_of
 
 Results = list[Named]
 _KINDS = {
-    **dict.fromkeys(("absolute", "exact", "random_start", "relu", "targeted"), FLAG),
-    "bounds": BOUNDS, "epsilon": number(0, above=True), "layer": TEXT.or_none(), "n": ABOVE_ZERO, "norm": one_of(NORMS),
-    "overshoot": number(0), "position": WHOLE, "resize": FLAG.or_none(), "rule": one_of(RULES), "seed": whole(0),
-    "step": number(0, above=True).or_none(),
+    **KINDS, **dict.fromkeys(("absolute", "exact", "relu", "targeted"), FLAG),
+    "layer": TEXT.or_none(), "overshoot": number(0), "position": WHOLE, "resize": FLAG.or_none(),
+    "rule": one_of(RULES), "seed": whole(0),
 }  # fmt: skip
 
 
@@ -123,15 +122,13 @@ def integrated_gradients(s: Subject, n: int = 50, baseline: Baseline = 0.0, rule
 @method("expected-gradients", "Erion et al. 2021, arXiv:1906.10670 (GradientSHAP)", chunks=True)
 def expected_gradients(s: Subject, baselines: Any = None, n: int = 50, seed: int = 0) -> Results:
     """The mean of (x − b) · ∂S/∂x at random positions between x and random rows b of ``baselines`` [m, …]."""
-    points = _Towards(s, baselines, seed, n)
-
-    def evaluate(where: Points, rows: int) -> list[Var]:
-        slopes = s.gradients(s.net.call(where, rows), rows)
-        return [g * points.difference[x] for x, g in slopes.items()]
-
-    zeros = [zeros_of(s.op, s.net.graph, x) for x in s.net.sites]
-    found = reduced(s.net, points, evaluate, np.full(n, 1 / n), zeros, s.unroll)
-    return s.attributions(dict(zip(s.net.sites, found, strict=True)))
+    if baselines is None:
+        raise BuildError("expected-gradients needs baselines=: an array of samples, or 'input' for an input of them")
+    if isinstance(baselines, Mapping):
+        inputs = [x.name or "" for x in s.net.graph.inputs]
+        check_entries(baselines, list(s.names.values()), "argument baselines", inputs)
+    points = Between(s.net, {x: _background(s, baselines, x, name) for x, name in s.names.items()}, seed, n)
+    return s.attributions(s.averaged(points, np.full(n, 1 / n), points.differences))
 
 
 @method("smoothgrad", "Smilkov et al. 2017, arXiv:1706.03825", chunks=True)
@@ -408,43 +405,6 @@ def _range(s: Subject, x: Var) -> Var:
     if not len(axes):
         raise BuildError("smoothgrad needs noise= for an input of one number per sample, which has no range")
     return s.op.ReduceMax(x, axes, keepdims=1) - s.op.ReduceMin(x, axes, keepdims=1)
-
-
-class _Towards:
-    """Random points between the sites and random rows of background data; keeps the differences to these rows."""
-
-    def __init__(self, s: Subject, baselines: Any, seed: int, n: int) -> None:
-        if baselines is None:
-            raise BuildError(
-                "expected-gradients needs baselines=: an array of samples, or 'input' for an input of them"
-            )
-        self._s, self.rows, self.difference = s, [np.arange(n)], dict[ir.Value, Var]()
-        self._source = RandomSource(s.op.const(initial_state(seed)))
-        if isinstance(baselines, Mapping):
-            check_entries(
-                baselines, list(s.names.values()), "argument baselines", [x.name or "" for x in s.net.graph.inputs]
-            )
-        self._rows = {x: _background(s, baselines, x, name) for x, name in s.names.items()}
-
-    def at(self, rows: Sequence[Var], count: int) -> Points:
-        op, found = self._s.op, {}
-        self._source.places = 0
-        turns = [rows[0] if count == 1 else op.Gather(rows[0], 0)]
-        first = next(iter(self._s.x.values()))
-        samples = op.dim(first, 0)
-        shape = samples if count == 1 else op.Concat(op.const([count]), samples, axis=0)
-        pick, position = (self._source.uniform(op, shape, turns) for _ in range(2))
-        for x, here in self._s.x.items():
-            data = self._rows[x]
-            places = op.Cast(op.Floor(pick * op.cast(op.dim(data, 0), pick.dtype)), to=int(ir.DataType.INT64))
-            b = op.Gather(data, places, axis=0)
-            part = op.Reshape(op.cast(position, here.dtype), op.Concat(shape, op.const([1] * (here.rank - 1)), axis=0)
-                              if here.rank > 1 else shape)  # fmt: skip
-            gap = here - b
-            point = b + part * gap
-            self.difference[x] = gap if count == 1 else merged(op, gap, here)
-            found[x] = point if count == 1 else merged(op, point, here)
-        return found
 
 
 def _background(s: Subject, given: Any, x: ir.Value, name: str) -> Var:

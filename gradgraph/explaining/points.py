@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import described
-from gradgraph.errors import BuildError, counted, shown
-from gradgraph.explaining.calls import Net, Points, looped, merged, split
+from gradgraph.autodiff.calls import Net, Points, looped, merged, split
+from gradgraph.errors import BuildError, counted
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import as_dims, record_shape
 from gradgraph.passes.randomness import DOUBLE, RandomSource, initial_state
 
 RULES = ("gausslegendre", "riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid")  # captum's names
-Baseline = Any  # a number, an array, a dict of them by name, or "input"
 
 
 def quadrature(rule: str, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,67 +29,84 @@ def quadrature(rule: str, n: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(n) + shift) / n, np.full(n, 1 / n)
 
 
-class Places(Protocol):
+class Places:
     """The points of an average.
-
-    Attributes:
-        rows: arrays with one row for each point.
-    """
-
-    rows: list[np.ndarray]
-
-    def at(self, rows: Sequence[Var], count: int) -> Points:
-        """Return the points for ``count`` rows: scalars, or vectors of this length for ``count`` > 1."""
-        ...
-
-
-class Line:
-    """Points on straight lines from baselines to the sites.
 
     Args:
         net: the model.
-        baselines: for each site, the value at position 0, in its shape.
-        positions: the positions; 1 is the site itself.
+        row: a number for each point, from which ``_points`` computes it: a position, or the number of a draw.
+        seed: the seed of random points.
     """
 
-    def __init__(self, net: Net, baselines: Points, positions: np.ndarray) -> None:
-        self._net, self._baselines, self.rows = net, baselines, [positions]
+    def __init__(self, net: Net, row: np.ndarray, seed: int = 0) -> None:
+        self.net, self.row, self.source = net, row, RandomSource(net.op.const(initial_state(seed)))
 
-    def at(self, rows: Sequence[Var], count: int) -> Points:
-        op, found = self._net.op, {}
+    def at(self, row: Var, count: int) -> Points:
+        """Return the points for ``count`` numbers, [count], as rows of the batch."""
+        self.source.places = 0  # unrolled or not, a draw depends on its number only
+        op = self.net.op
+        return {x: merged(op, y, op.wrap(x), count) for x, y in self._points(row, count).items()}
+
+    def _points(self, row: Var, count: int) -> Points:
+        """Return the points, [count, *shape of the site]."""
+        raise NotImplementedError
+
+
+class Line(Places):
+    """Points on straight lines from ``baselines``, in the shape of the sites, to the sites, at position 1."""
+
+    def __init__(self, net: Net, baselines: Points, positions: np.ndarray) -> None:
+        super().__init__(net, positions)
+        self._baselines = baselines
+
+    def _points(self, row: Var, count: int) -> Points:
+        op, found = self.net.op, {}
         for x, b in self._baselines.items():
             here = op.wrap(x)
-            position = op.cast(rows[0], here.dtype)
-            if count > 1:
-                position = op.Reshape(position, [-1, *[1] * here.rank])
-            y = b + position * (here - b)
-            found[x] = merged(op, y, here) if count > 1 else y
+            found[x] = b + op.Reshape(op.cast(row, here.dtype), [-1, *[1] * here.rank]) * (here - b)
         return found
 
 
-class Around:
-    """The sites plus normal noise, which is a function of the seed and of the number of the draw.
-
-    Args:
-        net: the model.
-        stdevs: for each site, the standard deviation, which broadcasts to it.
-        seed: the seed.
-        n: the number of draws.
-    """
+class Around(Places):
+    """The sites plus normal noise of deviation ``stdevs``, a function of the seed and of the number of the draw."""
 
     def __init__(self, net: Net, stdevs: Points, seed: int, n: int) -> None:
-        self._net, self._stdevs, self.rows = net, stdevs, [np.arange(n)]
-        self._source = RandomSource(net.op.const(initial_state(seed)))
+        super().__init__(net, np.arange(n), seed)
+        self._stdevs = stdevs
 
-    def at(self, rows: Sequence[Var], count: int) -> Points:
-        op, found = self._net.op, {}
-        self._source.places = 0  # unrolled or not, a draw depends on its number only
-        first = rows[0] if count == 1 else op.Gather(rows[0], 0)
+    def _points(self, row: Var, count: int) -> Points:
+        op, found = self.net.op, {}
         for x, stdev in self._stdevs.items():
             here = op.wrap(x)
-            shape = op.shape(here) if count == 1 else op.Concat(op.const([count]), op.shape(here), axis=0)
-            noise = op.cast(self._source.normal(op, shape, [first]), here.dtype)
-            found[x] = here + noise * stdev if count == 1 else merged(op, here + noise * stdev, here)
+            shape = op.Concat(op.const([count]), op.shape(here), axis=0)
+            found[x] = here + op.cast(self.source.normal(op, shape, [op.Gather(row, 0)]), here.dtype) * stdev
+        return found
+
+
+class Between(Places):
+    """Random points between the sites and random rows of background data.
+
+    Attributes:
+        differences: the differences of the sites and these rows, for the points of the last call of ``at``.
+    """
+
+    def __init__(self, net: Net, background: Points, seed: int, n: int) -> None:
+        super().__init__(net, np.arange(n), seed)
+        self._background, self.differences = background, dict[ir.Value, Var]()
+
+    def _points(self, row: Var, count: int) -> Points:
+        op, found = self.net.op, {}
+        samples = op.dim(op.wrap(next(iter(self._background))), 0)
+        shape = op.Concat(op.const([count]), samples, axis=0)
+        pick, position = (self.source.uniform(op, shape, [op.Gather(row, 0)]) for _ in range(2))
+        for x, data in self._background.items():
+            here = op.wrap(x)
+            rows = op.Floor(pick * op.cast(op.dim(data, 0), pick.dtype))
+            b = op.Gather(data, op.Cast(rows, to=int(ir.DataType.INT64)), axis=0)
+            gap = here - b
+            wide = op.Concat(shape, op.const(np.ones(here.rank - 1, np.int64)), axis=0)
+            found[x] = b + op.Reshape(op.cast(position, here.dtype), wide) * gap
+            self.differences[x] = merged(op, gap, here, count)
         return found
 
 
@@ -110,110 +124,33 @@ def reduced(
         evaluate: ``evaluate(points, rows)`` returns the results for ``rows`` times the samples.
         zeros: for each result, zeros of its shape, if its sizes are known; values of others are stacked, then summed.
     """
-    op, k, n = net.op, net.chunk, len(points.rows[0])
+    op, k, n = net.op, net.chunk, len(points.row)
     rounds = -(-n // k)
-    scale = np.ones(n) if weights is None else weights
-    rows = [np.concatenate([a, np.repeat(a[-1:], rounds * k - n)]) for a in points.rows]
-    scale = np.concatenate([scale, np.zeros(rounds * k - n)])
-    rows = [a.reshape(rounds, k)[:, 0] if k == 1 else a.reshape(rounds, k) for a in (*rows, scale)]
+    row = np.pad(points.row, (0, rounds * k - n), "edge").reshape(rounds, k)
+    scale = np.pad(np.ones(n) if weights is None else weights, (0, rounds * k - n)).reshape(rounds, k)
     kept = [i for i, y in enumerate(zeros) if y is not None and weights is not None]
 
-    def body(row: list[Var], states: list[Var]) -> tuple[list[Var], list[Var]]:
-        found = [y if k == 1 else split(op, y, k) for y in evaluate(points.at(row[:-1], k), k)]
+    def body(rows: list[Var], states: list[Var]) -> tuple[list[Var], list[Var]]:
+        found = [split(op, y, k) for y in evaluate(points.at(rows[0], k), k)]
         if weights is None:
             return [], found
-        parts = [_weighed(op, y, row[-1], k) for y in found]
+        parts = [_weighed(op, y, rows[1]) for y in found]
         sums = [states[j] + parts[i] for j, i in enumerate(kept)]
         return sums, [y for i, y in enumerate(parts) if i not in kept]
 
     wide = any(x.dtype == DOUBLE for x in net.sites)
-    rows = [a if a.dtype.kind == "i" or wide else a.astype(np.float32) for a in rows]
-    sums, stacks = looped(op, rows, [y for i in kept if (y := zeros[i]) is not None], body, unroll)
-    if weights is None:
-        return [y if k == 1 else op.Slice(merged(op, y, _row(op, y)), [0], [n], [0]) for y in stacks]
+    scanned = [a if a.dtype.kind == "i" or wide else a.astype(np.float32) for a in (row, scale)]
+    sums, stacks = looped(op, scanned, [y for i in kept if (y := zeros[i]) is not None], body, unroll)
+    if weights is None:  # [rounds, k, …]
+        return [op.Slice(merged(op, y, op.Gather(y, 0)), [0], [n], [0]) for y in stacks]
     totals = iter(op.ReduceSum(y, [0], keepdims=0) for y in stacks)
     done = dict(zip(kept, sums, strict=True))
     return [done[i] if i in done else next(totals) for i in range(len(zeros))]
 
 
-def _row(op: Builder, y: Var) -> Var:
-    """Return the first row of ``y``, for its shape."""
-    return op.Gather(y, 0)
-
-
-def _weighed(op: Builder, y: Var, weight: Var, rows: int) -> Var:
-    """Return ``y`` times ``weight``; with several ``rows``, the sum of its rows times a vector of weights."""
-    weight = op.cast(weight, y.dtype)
-    if rows == 1:
-        return y * weight
-    return op.ReduceSum(y * op.Reshape(weight, [-1, *[1] * (y.rank - 1)]), [0], keepdims=0)
-
-
-def baselines_of(
-    net: Net, given: Baseline, names: Mapping[ir.Value, str], word: str = "baseline"
-) -> dict[ir.Value, Var]:
-    """Return the baseline of each site, in the shape of the site.
-
-    Args:
-        given: a number; an array of the shape of the site, or of one row of it; a dict of them by name; or ``"input"``,
-            for new inputs ``"<name>.baseline"``.
-        names: the name of each site in messages and for inputs.
-    """
-    if isinstance(given, Mapping):
-        check_entries(given, list(names.values()), word)
-    found = {}
-    for x, name in names.items():
-        value = value_of(net, given[name] if isinstance(given, Mapping) else given, x, name, word)
-        shape = net.op.shape(net.op.wrap(x))
-        found[x] = (
-            net.op.full(shape, n, value.dtype) if (n := _number(value)) is not None else net.op.Expand(value, shape)
-        )
-        record_shape(found[x].value, None if x.shape is None else as_dims(x.shape))
-    return found
-
-
-def check_entries(given: Mapping[str, Any], names: Sequence[str], word: str, others: Sequence[str] = ()) -> None:
-    """Raise an error unless ``given`` has an entry for each of ``names``, and none besides those of ``others``."""
-    unknown = [n for n in given if n not in names and n not in others]
-    missing = [n for n in names if n not in given]
-    if unknown or missing:
-        what = f"names '{shown(unknown[0])}'" if unknown else f"has no entry for '{shown(missing[0])}'"
-        raise BuildError(f"the {word} {what}; pass one for each of {', '.join(map(shown, names))}")
-
-
-def _number(value: Var) -> float | None:
-    return None if value.const is None or value.const.ndim else value.const.item()
-
-
-def value_of(net: Net, given: Any, x: ir.Value, name: str, word: str) -> Var:
-    """Return ``given`` for the value ``x``: a number or array of its type that broadcasts to it, or a new input."""
-    op, here = net.op, net.op.wrap(x)
-    if isinstance(given, str) and given == "input":
-        value = ir.Value(name=op.fresh(f"{name}.{word}"), type=x.type, shape=x.shape)
-        net.graph.inputs.append(value)
-        return op.wrap(value)
-    try:
-        array = np.asarray(given if given is not None else "", here.dtype.numpy())  # NumPy makes NaN of None
-    except (TypeError, ValueError):
-        raise BuildError(f"the {word} is {described(given)}; pass a number, an array or 'input'") from None
-    shape = None if x.shape is None else as_dims(x.shape)
-    if shape is not None and array.ndim and not _fits(array.shape, shape):
-        raise BuildError(
-            f"the {word} of '{shown(name)}' has shape {list(array.shape)}, but '{shown(name)}' has shape "
-            f"{list(shape)}; pass a number, or an array of this shape or of one sample"
-        )
-    return op.const(array)
-
-
-def _fits(mine: Sequence[int], shape: Sequence[int | str | None]) -> bool:
-    """Whether an array of shape ``mine`` is a value, or a row, for a tensor of ``shape``."""
-    if len(mine) not in (len(shape), len(shape) - 1):
-        return False
-    tail = list(zip(mine[::-1], shape[::-1], strict=False))
-    first = len(mine) == len(shape)
-    return all(
-        a == b or not isinstance(b, int) or (first and i == len(tail) - 1 and a == 1) for i, (a, b) in enumerate(tail)
-    )
+def _weighed(op: Builder, y: Var, weights: Var) -> Var:
+    """Return the sum of the rows of ``y`` times a vector of weights."""
+    return op.ReduceSum(y * op.Reshape(op.cast(weights, y.dtype), [-1, *[1] * (y.rank - 1)]), [0], keepdims=0)
 
 
 def zeros_of(op: Builder, graph: ir.Graph, y: ir.Value) -> Var | None:

@@ -17,13 +17,15 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import ABOVE_ZERO, FLAG, number, one_of
+from gradgraph.autodiff.calls import Call, Net, batch_of, looped
 from gradgraph.autodiff.forward import append_jvp
+from gradgraph.autodiff.projected_steps import BOUNDS
 from gradgraph.autodiff.select import Names, find_path, select, target_of
+from gradgraph.autodiff.site_values import baselines_of, value_of
+from gradgraph.backends import named
+from gradgraph.backends.engine import unrolls
 from gradgraph.errors import BuildError, shown
-from gradgraph.explaining.along import UNROLL, unrolls
-from gradgraph.explaining.calls import Call, Net, batch_of, looped
-from gradgraph.explaining.iterate import BOUNDS
-from gradgraph.explaining.points import baselines_of, value_of
+from gradgraph.explaining.along import UNROLL
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import all_sizes
@@ -81,7 +83,7 @@ def solve(
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
         BuildError: if a bound or the target has another shape.
     """
-    options = Options(n, METHODS.index(method) == 0, damping, cg, per_sample, unrolls(backend, unroll))
+    options = Options(n, METHODS.index(method) == 0, damping, cg, per_sample, unrolls(named(backend), unroll))
     return partial(_append, options=options, bounds=bounds, goal=target)
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import described, matching
+from gradgraph.autodiff.calls import Call, Net, Points, repeated
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.autodiff.reverse import Override
 from gradgraph.autodiff.select import Names, find_path, select, target_of
+from gradgraph.autodiff.site_values import Baseline, baselines_of
 from gradgraph.errors import BuildError, Remedies, UnknownNameError, listed, shown, suggestion
-from gradgraph.explaining.calls import Call, Net, Points, repeated
-from gradgraph.explaining.points import Baseline, Places, baselines_of, reduced, zeros_of
+from gradgraph.explaining.points import Places, reduced, zeros_of
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import as_dims, is_elementwise
 
@@ -177,11 +178,14 @@ class Subject:
         y = self.score(call, rows)
         return call.gradients(y, self.op.ones_like(y), self.net.sites if wrt is None else wrt, overrides)
 
-    def averaged(self, points: Places, weights: np.ndarray) -> dict[ir.Value, Var]:
-        """Return the weighted sum of the gradients at ``points``."""
+    def averaged(
+        self, points: Places, weights: np.ndarray, factors: Mapping[ir.Value, Var] = {}
+    ) -> dict[ir.Value, Var]:
+        """Return the weighted sum of the gradients at ``points``, each times the ``factors`` of its points, if any."""
 
         def evaluate(where: Points, rows: int) -> list[Var]:
-            return list(self.gradients(self.net.call(where, rows), rows).values())
+            found = self.gradients(self.net.call(where, rows), rows)
+            return [g * factors[x] if factors else g for x, g in found.items()]
 
         zeros = [zeros_of(self.op, self.net.graph, x) for x in self.net.sites]
         return dict(zip(self.net.sites, reduced(self.net, points, evaluate, weights, zeros, self.unroll), strict=True))

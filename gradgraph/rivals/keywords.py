@@ -175,6 +175,7 @@ HOMES = (
     Home("use_ema ema_momentum ema_decay stochastic_weight_avg average", "build(ema=…)", "--ema"),
     Home("amp use_amp fp16 bf16 fp16_opt_level fp16_full_eval bf16_full_eval half_precision_backend amp_backend "
          "mixed_precision auto_scale_loss", "build(precision=…)", "--precision"),
+    Home("adversarial_training adv_training adv_config", "build(adversarial=…)", "--adversarial"),
     Home("gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing", "build(recompute=…)",
          "--recompute"),
     # weights

@@ -19,7 +19,8 @@ from gradgraph.graph.scoped_names import LEFT_OUT
 from gradgraph.step.manifest import Manifest
 
 FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")
-_SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
+_SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "attack": LOSS, "update": UPDATE,
+           "ascent": UPDATE}  # fmt: skip
 _AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # recomputed nodes have the origin of the original ones
 KEYS = tuple(f"gradgraph.{name}" for name in ("part", "forward", "node", "module", "weight"))  # in metadata_props
 _MANY = ""  # in place of a weight's name: a node belongs to several weights

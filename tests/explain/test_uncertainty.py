@@ -205,23 +205,3 @@ def test_errors_of_tracin(kept: Any) -> None:
         gg.tracin(step, files, data, data, wrt="x")
     with pytest.raises(GradgraphError, match=r"checkpoints is 'file\.ckpt'; it should be a list of paths"):
         gg.tracin(step, "file.ckpt", data, data)
-
-
-# --- adversarial training ---------------------------------------------------------------------------------------
-
-
-def test_adversarial_training_is_training_on_the_attacked_inputs() -> None:
-    model, labels = net(), LABELS[:5]
-    attack = gg.explain(model, "pgd", epsilon=0.2, n=3)
-    robust = gg.Trainer(gg.build(attack, "cross_entropy", gg.optim.sgd(0.5), output="y.adversarial",
-                                 target_name="label"), device="cpu")  # fmt: skip
-    robust.step({"x": TEST, "target": labels, "label": labels})
-    plain = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.sgd(0.5)), device="cpu")
-    attacked = run(attack, {"x": TEST, "target": labels})["x.adversarial"]
-    plain.step({"x": attacked, "target": labels})
-    assert np.abs(attacked - TEST).max() > 0.1
-    for name, value in plain.parameters.items():
-        np.testing.assert_allclose(robust.parameters[name], value, rtol=1e-5, atol=1e-6)
-    served = robust.export(outputs="y")
-    assert [v.name for v in served.graph.input] == ["x"]
-    np.testing.assert_allclose(run(served, {"x": TEST})["y"], plain.predict(TEST), rtol=1e-5, atol=1e-6)

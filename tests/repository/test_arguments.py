@@ -66,6 +66,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     step = gg.build(MODEL)
     trainer = gg.Trainer(step, device="cpu")
     options = "loss optimizer train freeze output target_name metrics seed backend opset ema accumulate grad_norm"
+    options += " adversarial"
     fit = "epochs batch_size validation learning_rate callbacks checkpoint checkpoint_every max_steps max_time limit"
     fit += " accumulate"
     table = [

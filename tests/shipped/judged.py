@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ SIGNALS = {-4: "SIGILL", -6: "SIGABRT", -8: "SIGFPE", -9: "SIGKILL", -11: "SIGSE
 Judged = dict[str, Any]
 
 
-def judged(path: Path, data: Mapping[str, Any], limit_s: float) -> Judged:
-    """What each stage found, by its name; for one that crashed or took too long, how it ended."""
+def judged(path: Path, data: Mapping[str, Any], limit_s: float, stages: Sequence[str] = ()) -> Judged:
+    """What each stage, or each of ``stages``, found by its name; after a crash or when time is over, how it ended."""
     here = {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.shipped.one_file", path.name, json.dumps(data)]
+    command = [sys.executable, "-m", "tests.shipped.one_file", path.name, json.dumps(data), *stages]
     found: Judged = {}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -52,7 +52,11 @@ def verdict(found: Mapping[str, Any]) -> str:
     """One word: ``trains``, ``WRONG``, ``refused``, ``failed``, ``not in time`` or ``does not learn``."""
     trained, checked, sloped = (found.get(name, {}) for name in ("trained", "checked", "sloped"))
     steep = checked.get("precision") == "float32" and "error" in sloped  # for steps that float32 can tell apart
-    if (checked.get("wrong") and not steep) or sloped.get("error", 0) > SLOPE:
+    if (
+        (checked.get("wrong") and not steep)
+        or sloped.get("error", 0) > SLOPE
+        or found.get("explained", {}).get("wrong")
+    ):
         return "WRONG"
     if any("failed" in stage for stage in found.values()):
         return "failed"
@@ -65,8 +69,9 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 def reason(found: Mapping[str, Any]) -> str:
     """The sentences that go with a verdict, each once; empty where there are none."""
-    said = [*found.get("checked", {}).get("wrong", [])]
-    said += [stage[key] for stage in found.values() for key in ("refused", "failed", "late") if key in stage]
+    said = [*found.get("checked", {}).get("wrong", []), *found.get("explained", {}).get("wrong", [])]
+    others = [stage for name, stage in found.items() if name != "explained" or "failed" in stage]
+    said += [stage[key] for stage in others for key in ("refused", "failed", "late") if key in stage]
     return "; ".join(dict.fromkeys(said))
 
 

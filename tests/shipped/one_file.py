@@ -35,6 +35,7 @@ from gradgraph.runtime.execution.frozen_weights import proto_and_weights
 from gradgraph.runtime.execution.session import Placement, create_session, results
 from gradgraph.verify.check_gradients import check_gradients
 from gradgraph.verify.feeds import Feeds, candidates, given
+from tests.shipped import explained as explanations
 
 STEPS, FEWEST, TRAIN_S = 20, 5, 20.0  # steps; of slow models so many, and as many as fit in these seconds
 RATES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10)
@@ -129,8 +130,13 @@ class Task:
         return self._chosen[1]
 
     @property
+    def feeds(self) -> Feeds:
+        """Inputs at which the outputs are finite."""
+        return self._ran[0]
+
+    @property
     def batch(self) -> Feeds:
-        return {**self._ran[0], "target": self.loss[2]}
+        return {**self.feeds, "target": self.loss[2]}
 
     def step(self, optimizer: Optimizer, **options: Any) -> gg.Step:
         """A step; weights in float16 get copies in float32."""
@@ -275,8 +281,14 @@ def checked(task: Task) -> Found:
             "tensors": len(tried)}  # fmt: skip
 
 
+def explained(task: Task) -> Found:
+    """Do the methods of ``gradgraph.explain`` agree with plain loops?"""
+    return explanations.explained(task.path, task.feeds, task.model)
+
+
 STAGES: dict[str, Callable[[Task], Found]] = {
-    "described": described, "trained": trained, "sloped": sloped, "taken": taken, "checked": checked
+    "described": described, "trained": trained, "sloped": sloped, "taken": taken, "checked": checked,
+    "explained": explained,
 }  # fmt: skip
 
 
@@ -290,7 +302,7 @@ def main() -> None:
             found = STAGES[name](task)
         except GradgraphError as error:
             found = {"refused": str(error)}
-        except NothingToTrainError as error:
+        except (NothingToTrainError, explanations.NothingToExplainError) as error:
             found = {"refused": str(error)}
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {error}"}

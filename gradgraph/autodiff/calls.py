@@ -232,13 +232,17 @@ def repeated(op: Builder, x: Var, rows: int) -> Var:
     return merged(op, op.Expand(op.Unsqueeze(x, [0]), op.const([rows, *[1] * x.rank])), x)
 
 
-def merged(op: Builder, x: Var, like: Var) -> Var:
-    """Merge the first two axes of ``x`` [rows, batch, …]; ``like`` has the shape [batch, …]."""
+def merged(op: Builder, x: Var, like: Var, rows: int | None = None) -> Var:
+    """Merge the first two axes of ``x`` [rows, batch, …]; ``like`` has the shape [batch, …], or any for one row."""
+    if rows == 1:
+        return op.Squeeze(x, [0])
     return op.Reshape(x, op.Concat(op.const([-1]), op.dims(like, 1), axis=0) if like.rank > 1 else op.const([-1]))
 
 
 def split(op: Builder, x: Var, rows: int) -> Var:
-    """Split the first axis of ``x`` [rows · batch, …] into two: [rows, batch, …]."""
+    """Split the first axis of ``x`` [rows · batch, …] into two: [rows, batch, …]; add it if ``rows`` is 1."""
+    if rows == 1:
+        return op.Unsqueeze(x, [0])
     tail = [op.dims(x, 1)] if x.rank > 1 else []
     result = op.Reshape(x, op.Concat(op.const([rows, -1]), *tail, axis=0))
     result.value.shape = ir.Shape([rows, None, *(x.shape or ())[1:]])
