@@ -2,7 +2,7 @@
 
 A form is written like the portable form of a named operator::
 
-    @form("ConvGradWeight", when=lambda call: call.static())
+    @form("ConvGradWeight", when=lambda call: is_static(call.shape(0)))
     def scan_gather(op, x, dy, w, *, group=1, **attrs):
         '''Why this is fast, and where it was measured.'''
         ...
@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import Shape, is_static
+from gradgraph.graph.shapes import Shape
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS, arguments
 from gradgraph.rules.registry import Case, attributes, key_of
 
@@ -60,11 +60,6 @@ class Call:
         """Return the shape of input ``i``, or None if the input is absent or its shape unknown."""
         x = self.inputs[i] if i < len(self.inputs) else None
         return None if x is None else x.shape
-
-    def static(self, *indices: int) -> bool:
-        """Return whether the shapes of these inputs (by default all) are fully known."""
-        chosen = indices or range(len(self.inputs))
-        return all(self.inputs[i] is None or is_static(self.shape(i)) for i in chosen)
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,11 @@ def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
 # --- gradient operators: one direction of a layer with default options ------------------------------------------------
 
 
-def _operands(
-    gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
-) -> list[Draw]:
-    """Return the inputs of a gradient operator, except dY, for a test case."""
-    rows, state = gates * units, [real(sequences, units)] * states
-    weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
-    return [real(steps, sequences, features), *weights, *state, uniform(-0.9, 0.9, steps, sequences, units), *state]
+def _operands(gates: int, states: int) -> list[Draw]:
+    """Return all inputs of a gradient operator except dY: 2 steps, 4 sequences, 3 features, 2 units."""
+    rows, state = gates * 2, [real(4, 2)] * states
+    weights = [uniform(-0.9, 0.9, rows, 3), uniform(-0.9, 0.9, rows, 2), real(rows), real(rows)]
+    return [real(2, 4, 3), *weights, *state, uniform(-0.9, 0.9, 2, 4, 2), *state]
 
 
 # --- RNN: h' = f(a), a = W x + R h + b ------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by
 from gradgraph.graph.shapes import constant_of
 from gradgraph.machine.hardware import is_x86, saturates
 from gradgraph.passes.normal.edit import Editor
-from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
+from gradgraph.passes.normal.simplifying.fragile_quantization import write_unsigned
 from gradgraph.passes.normal.weights.saturating import find_saturating
 from gradgraph.rules.registry import attributes
 

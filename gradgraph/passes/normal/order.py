@@ -21,11 +21,10 @@ from gradgraph.passes.normal.spelling.constants import gather_constants
 from gradgraph.passes.normal.spelling.defaults import write_defaults
 from gradgraph.passes.normal.spelling.explicit_pads import write_pads
 from gradgraph.passes.normal.spelling.fake_quantization import write_fake_quantization
-from gradgraph.passes.normal.spelling.loop_conditions import write_conditions
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
 from gradgraph.passes.normal.spelling.precision import compute_in_float32
 from gradgraph.passes.normal.spelling.recurrent_layers import write_recurrent
-from gradgraph.passes.normal.spelling.repair import repair
+from gradgraph.passes.normal.spelling.repair import repair, write_conditions
 from gradgraph.passes.normal.spelling.sequence_maps import write_maps
 from gradgraph.passes.normal.spelling.sequences import resolve_sequences
 from gradgraph.passes.normal.validating.consistent import check_consistent, check_inlined, check_inputs, check_sizes

@@ -9,7 +9,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
-from gradgraph.passes.normal.simplifying.quantized_pools import omit_dilations
+from gradgraph.passes.normal.simplifying.fragile_quantization import omit_dilations
 from tests.kit.running import run
 
 RNG = np.random.default_rng(0)

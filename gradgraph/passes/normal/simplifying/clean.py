@@ -10,10 +10,9 @@ from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 from gradgraph.passes.normal.simplifying.cse import Keys, merge_equal, name_outputs
+from gradgraph.passes.normal.simplifying.fragile_quantization import omit_dilations, write_unsigned
 from gradgraph.passes.normal.simplifying.group_norms import write_groups
 from gradgraph.passes.normal.simplifying.peepholes import simplify
-from gradgraph.passes.normal.simplifying.quantized_pools import omit_dilations
-from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
 from gradgraph.passes.rewrites import Rewrite, run
 
 BEFORE = (

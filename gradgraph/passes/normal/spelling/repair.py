@@ -1,4 +1,4 @@
-"""Pass: repair forms that runtimes tolerate, but that are invalid or obsolete."""
+"""Passes: repair forms that runtimes tolerate, but that are invalid or obsolete, or that some of them misread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from gradgraph.graph import ranks
+from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
@@ -30,6 +31,16 @@ def repair(model: ir.Model) -> bool:
     return changed
 
 
+def write_conditions(model: ir.Model) -> None:
+    """Set an absent initial condition of a Loop to true, in place: some runtimes read an absent one as false."""
+    editor = Editor(model)
+    for node in calls_of(model, "Loop"):
+        if input_at(node, 1) is None:
+            node.resize_inputs(max(2, len(node.inputs)))
+            node.replace_input_with(1, editor.op.const(True).value)
+    editor.op.finish(model.graph)
+
+
 _SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are scalars
 _VECTORS = {  # inputs that are vectors of axes, sizes or indices
     "Compress": (1,),
@@ -46,7 +57,7 @@ def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[i
     """Reshape each of the inputs at ``places`` to ``sizes`` if its rank differs; return True if there were any."""
     changed = False
     for i in places:
-        value = node.inputs[i] if i < len(node.inputs) else None
+        value = input_at(node, i)
         shape = shape_of(value)
         if value is not None and shape is not None and len(shape) != len(sizes):
             reshaped = editor.op.Reshape(editor.op.wrap(value), editor.op.const(sizes, ir.DataType.INT64))

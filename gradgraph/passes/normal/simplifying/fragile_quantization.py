@@ -1,8 +1,11 @@
-"""Pass: rewrite int8 quantisation as uint8 where onnxruntime's optimizer would break it; results stay the same.
+"""Passes: rewrite quantised nodes that onnxruntime's optimizer would break; results stay the same.
 
-The optimizer copies a QuantizeLinear or DequantizeLinear past a node that only moves data, and changes zero points from
+It copies a QuantizeLinear or DequantizeLinear past a node that only moves data, and changes zero points from
 int8 to uint8. From opset 21 on it also writes ``output_dtype``, which then contradicts the zero point: "output_dtype
 INT8 does not match y_zero_point type UINT8". It does not change nodes that already use uint8.
+
+It also fuses ``DequantizeLinear → AveragePool → QuantizeLinear`` into QLinearAveragePool and copies all attributes, but
+this operator has no dilations: "Unrecognized attribute: dilations for operator QLinearAveragePool".
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.graph.nodes import input_at, is_standard
+from gradgraph.graph.nodes import input_at, is_standard, made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes, constant_of
 from gradgraph.passes.normal.edit import Editor, calls_of
@@ -32,6 +35,15 @@ def write_unsigned(model: ir.Model, everywhere: bool = False) -> None:
             if len(zeros) == len({node, *readers}):
                 _shift(editor, node, zeros)
     editor.op.finish(model.graph)
+
+
+def omit_dilations(model: ir.Model) -> None:
+    """Remove the dilations of AveragePools between DequantizeLinear and QuantizeLinear if they are all 1, in place."""
+    for node in calls_of(model, "AveragePool"):
+        is_quantised = any(reader.op_type == "QuantizeLinear" for reader in node.outputs[0].consumers())
+        is_quantised = is_quantised and made_by(node.inputs[0], "DequantizeLinear") is not None
+        if is_quantised and {*node.attributes.get_ints("dilations", [])} == {1}:
+            del node.attributes["dilations"]
 
 
 def _is_read_by(node: ir.Node, readers: list[ir.Node]) -> bool:
