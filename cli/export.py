@@ -183,8 +183,11 @@ class _Kind:
     takes: tuple[str, ...]
 
 
-def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]:
-    """Return the model to write, and facts about it for messages. Large weights are not copied."""
+def _model(export: _Export, trainer: Trainer, is_compared: bool = False) -> tuple[ir.Model, dict[str, Any]]:
+    """Return the model to write, and facts about it for messages. Large weights are not copied.
+
+    ``is_compared``: whether the written file is compared with the step later.
+    """
     from gradgraph.export.artifacts import served
     from gradgraph.export.storage import store_as_float16
 
@@ -198,12 +201,13 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
         stored = store_as_float16(model)
         facts |= {"stored": str(stored), "largest_error": stored.largest_error, "relative_error": stored.relative_error}
     if export.quantize:
-        from gradgraph.surgery import quantize
+        from gradgraph.surgery.integer_model import quantized
 
-        small = quantize(model, _samples(export, model))
+        small = quantized(model, _samples(export, model), compares=not is_compared)
         model = cast("ir.Model", small.result)
-        facts |= {"quantized": str(small), "nodes": len(model.graph), "samples": small.samples,
-                  "quantized_outputs": {name: vars(one) for name, one in small.outputs.items()}}  # fmt: skip
+        facts |= {"quantized": str(small), "nodes": len(model.graph), "samples": small.samples}
+        if small.outputs is not None:
+            facts["quantized_outputs"] = {name: vars(one) for name, one in small.outputs.items()}
     return model, facts
 
 
@@ -246,15 +250,17 @@ def _onnx(export: _Export) -> dict[str, Any]:
     from gradgraph.graph.checks import validate
     from gradgraph.runtime.execution.exported import plain
 
-    trainer = _opened(export)
-    model, facts = _model(export, trainer)
+    trainer, is_compared = _opened(export), not export.calibrate  # calibrated probabilities differ on purpose
+    model, facts = _model(export, trainer, is_compared)
     validate(model)  # before an existing file is replaced
     if export.image_input:
         taking_images(model)  # raises an error now, before an existing file is replaced
     save_model(plain(model), export.out)
-    if not export.calibrate:  # calibrated probabilities differ from the trainer's on purpose
+    if is_compared:
         report = report_of(export.out, trainer, averaged=not export.not_averaged)
         facts |= report.as_data | {"checked": str(report)}
+        if export.quantize:
+            facts.setdefault("quantized_outputs", report.as_data["compared"])
     if export.image_input:
         model = taking_images(export.out)
         save_model(model, export.out)

@@ -273,6 +273,8 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
     Raises:
         ModelError: if the file was truncated since it was opened, or the model file was overwritten.
     """
+    if isinstance(tensor, ir.LazyTensor):
+        tensor = tensor.raw()  # its own method tobytes would copy the computed tensor
     if isinstance(tensor, HeldTensor):
         yield from tensor.pieces()
         return

@@ -63,17 +63,19 @@ class Quantized:
         bytes_before, bytes_after: file sizes of the original and the quantised model, accurate to a few bytes for each
             large weight.
         outputs: the deviation of each output from the float model's: on the calibration data, or without any on a
-            random batch; empty if no random batch fits the model.
+            random batch; empty if no random batch fits the model; None if the models were not compared.
     """
 
     result: Result
     samples: int
     bytes_before: int
     bytes_after: int
-    outputs: Mapping[str, Compared]
+    outputs: Mapping[str, Compared] | None
 
     def __str__(self) -> str:
         what = f"data are uint8, {_SEVEN_BITS}" if self.samples else "weights are int8"
+        if self.outputs is None:
+            return f"{what}: {self.bytes_before:,} bytes are {self.bytes_after:,}"
         where = f"on {self.samples:,} samples" if self.samples else "on random data"
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.outputs.items())
         held = f"; {where}, against the float model: {said}" if said else "; no random data fit the model"
@@ -102,6 +104,14 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         BuildError: without calibration, no layer has a weight stored as floats.
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
+    return quantized(model, calibration, batch_size)
+
+
+def quantized(model: Source, calibration: Any, batch_size: int = 32, compares: bool = True) -> Quantized:
+    """Quantise ``model`` as :func:`quantize` does; with ``compares=False``, without comparing it with the float model.
+
+    ``compares`` has no effect with calibration data.
+    """
     given, folder = load_runnable(model), Folder()
     inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
@@ -114,20 +124,20 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         turn_weights(given)
     _move_to_file(given, folder, "floats")
     with passing_through([tensor.numpy() for tensor in large_outside(given)]):
-        plain = Predictor(given, device="cpu", packs=False)
-        size = plain.fixed_rows or batch_size
         if calibration is None:
-            small, samples, feeds = _rounded(given), 0, _drawn(given, plain)
-            batches: list[Batch] = [] if feeds is None else [feeds]
+            small, samples = _rounded(given), 0
+            _move_to_file(small, folder, "integers")
+            found = _compared_on_random_data(given, small) if compares else None
         else:
-            samples, batches = _read(calibration, plain, size)
+            plain = Predictor(given, device="cpu", packs=False)
+            samples, batches = _read(calibration, plain, plain.fixed_rows or batch_size)
             plain(batches[0])  # raises our own error for data that do not fit
             small = _calibrated(given, batches, folder)
-        _move_to_file(small, folder, "integers")
+            _move_to_file(small, folder, "integers")
+            found = compared(plain, _predictor(small, plain), batches)
         small.meta[_FOLDER] = folder
-        found = compared(plain, Predictor(small, plain.outputs, device="cpu", packs=False), batches)
     if inputs != _inputs(given):
-        serve(small, plain.names, own_outputs=outputs > len(given.graph.outputs))
+        serve(small, DataNames.read_from(given.metadata_props), own_outputs=outputs > len(given.graph.outputs))
     after = _file_size(small)
     return Quantized(small if isinstance(model, ir.Model) else to_proto(small), samples, before, after, found)
 
@@ -176,13 +186,20 @@ def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
 
 
-def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
-    """Return a random batch for the model, after table preprocessing if it has any; None if no random batch fits."""
-    if predictor.names.preprocess is None:
-        return drawn(model, predictor)
-    rng = np.random.default_rng(0)
-    plan = predictor.names.preprocess
-    return plan.arrays(plan.drawn(rng, predictor.fixed_rows or 8))
+def _compared_on_random_data(given: ir.Model, small: ir.Model) -> dict[str, Compared]:
+    """Compare the quantised model with the float model on a random batch; return {} if none fits."""
+    plain, last = Predictor(given, device="cpu", packs=False), dict[str, np.ndarray[Any, Any]]()
+    plan = plain.names.preprocess
+    if plan is None:
+        feeds = drawn(given, lambda batch: last.update(plain(batch)))
+    else:
+        feeds = plan.arrays(plan.drawn(np.random.default_rng(0), plain.fixed_rows or 8))
+        last |= plain(feeds)
+    return {} if feeds is None else compared(lambda _: last, _predictor(small, plain), [feeds])
+
+
+def _predictor(small: ir.Model, plain: Predictor) -> Predictor:
+    return Predictor(small, plain.outputs, device="cpu", packs=False)
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:

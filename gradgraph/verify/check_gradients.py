@@ -296,14 +296,14 @@ class _Subject:
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
         start = _oracle if precision is DOUBLE else _Session
-        return model, start(model, self.names), gradient, start(gradient, self.names)
+        return model, start(model, self.names), gradient, start(gradient, [*self.names, *_cotangents(model, gradient)])
 
 
 def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
     unfit = sorted({n.op_type for n in model.graph} & SINGLE_INSIDE)
     if unfit:
         raise _CannotRunError(f"the reference implementation of {unfit[0]} computes in float32")
-    return oracle_of(model)  # accepts weights among the feeds
+    return oracle_of(model, free)  # accepts weights among the feeds
 
 
 class _Session:
@@ -503,10 +503,15 @@ def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
+def _cotangents(model: ir.Model, gradient: ir.Model) -> list[str]:
+    """Return the names of the inputs that ``vjp`` added to ``model``."""
+    before = {i.name for i in model.graph.inputs}
+    return [i.name or "" for i in gradient.graph.inputs if i.name not in before]
+
+
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
     """Return the cotangents ``weights`` by the names of the inputs that ``vjp`` added, and a perturbed copy."""
-    before = {i.name for i in model.graph.inputs}
-    added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
+    added = _cotangents(model, gradient)
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]
     nudged = [np.asarray(m, w.dtype) for m, w in zip(moved, weights.values(), strict=True)]  # a scalar stays an array
     return dict(zip(added, weights.values(), strict=True)), dict(zip(added, nudged, strict=True))

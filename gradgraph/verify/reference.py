@@ -7,7 +7,7 @@ many other operators. Some kernels of the ReferenceEvaluator return float64 but 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -114,19 +114,48 @@ class RepeatedOracle(Oracle):
     """An oracle for many runs whose feeds differ in few arrays: what does not depend on these is computed once.
 
     A feed has not changed if it is the same object as in the first run. Values of the first run are remembered if they
-    depend on feeds and are small; other values are computed again for the nodes that read them. Operators that draw
-    random numbers, and those of other domains, always run. If all feeds have changed, the run counts as the first.
+    depend on feeds, are small, and a later run that changes one array may read them without computing them; the latest
+    ones, up to MOST_REMEMBERED bytes. Outputs are remembered if there is room. Other values are computed again for the
+    nodes that read them. Operators that draw random numbers, and those of other domains, always run. If all feeds have
+    changed, the run counts as the first.
+
+    Args:
+        model, weights: as for :class:`Oracle`.
+        changing: names of the inputs and weights that differ between runs; by default, all. Results are correct if
+            others differ, too.
     """
 
-    def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        weights: Mapping[str, ir.TensorProtocol] | None = None,
+        changing: Collection[str] | None = None,
+    ) -> None:
         super().__init__(model, weights)
         nodes = self._evaluator.rt_nodes_
         self._made = [tuple(filter(None, node.output)) for node in nodes]
         self._maker = {name: place for place, names in enumerate(self._made) for name in names}
         self._varying = {i for i, node in enumerate(nodes) if any(map(_varies, proto_nodes([node.onnx_node])))}
+        if changing is None:
+            changing = [*(i.name for i in model.graph.input), *self._evaluator.rt_inits_, *self._weights.names]
+        self._read_again = self._boundary(changing)
         self._first: Mapping[str, Any] | None = None
         self._remembered: dict[str, Any] = {}
         self._of_feeds, self._room = set[int](), 0  # nodes whose results are to be remembered, and bytes left for them
+
+    def _boundary(self, changing: Iterable[str]) -> set[str]:
+        """Return the names of values that runs which change one of ``changing`` read without computing them.
+
+        A set of changed names is an integer with one bit per name, and one for the nodes that always run.
+        """
+        found, computed_for = set[str](), {name: 2 << i for i, name in enumerate(dict.fromkeys(changing))}
+        for place, names in enumerate(self._reads):
+            runs = int(place in self._varying)
+            for name in names:
+                runs |= computed_for.get(name, 0)
+            found.update(name for name in names if runs & ~computed_for.get(name, 0))
+            computed_for.update(dict.fromkeys(self._made[place], runs))
+        return found
 
     def stream(self, feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         first = self._first or {}
@@ -166,10 +195,18 @@ class RepeatedOracle(Oracle):
         if not self._of_feeds or self._maker[next(filter(None, node.output))] not in self._of_feeds:
             return
         for name in filter(None, node.output):
-            value = known[name]
-            if isinstance(value, np.ndarray) and value.nbytes <= min(LARGEST_REMEMBERED, self._room):
-                self._room -= value.nbytes
-                self._remembered[name] = value
+            value, is_read = known[name], name in self._read_again
+            if isinstance(value, np.ndarray) and (is_read or name in self.outputs):
+                self._remember(name, value, min(LARGEST_REMEMBERED, MOST_REMEMBERED if is_read else self._room))
+
+    def _remember(self, name: str, value: np.ndarray[Any, Any], most: int) -> None:
+        """Remember ``value``, if it has at most ``most`` bytes, in place of the oldest values if memory is short."""
+        if value.nbytes > most:
+            return
+        while self._room < value.nbytes:
+            self._room += self._remembered.pop(next(iter(self._remembered))).nbytes
+        self._room -= value.nbytes
+        self._remembered[name] = value
 
 
 def _varies(node: onnx.NodeProto) -> bool:
@@ -333,10 +370,13 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.LazyTensor(read, ir.DataType.DOUBLE, ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
-def oracle_of(model: ir.Model) -> RepeatedOracle:
-    """Return an oracle that runs ``model``, and reads large weights from their files when a node needs them."""
+def oracle_of(model: ir.Model, changing: Collection[str] | None = None) -> RepeatedOracle:
+    """Return an oracle that runs ``model``, and reads large weights from their files when a node needs them.
+
+    ``changing`` as for :class:`RepeatedOracle`.
+    """
     proto, weights = without_weights(model)
     inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(inside)
-    return RepeatedOracle(proto, weights)
+    return RepeatedOracle(proto, weights, changing)

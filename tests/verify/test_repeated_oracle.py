@@ -87,7 +87,12 @@ def test_a_failed_run_leaves_nothing_behind() -> None:
     np.testing.assert_array_equal(found["z"], expected["z"])
 
 
-def test_a_check_computes_frozen_layers_once_for_each_model(computed: list[str]) -> None:
+@pytest.mark.parametrize("most", [reference.MOST_REMEMBERED, 256])  # 256: the inputs of two products
+def test_a_check_computes_frozen_layers_once_for_each_model(
+    most: int, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if memory is short: it is used for the inputs of what changes, not for the first values."""
+    monkeypatch.setattr(reference, "MOST_REMEMBERED", most)
     text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 8] x) => (float[n, 4] y)
         { a = MatMul(x, w) b = Tanh(a) c = MatMul(b, v) d = Tanh(c) y = MatMul(d, head) }"""
     model = onnx.parser.parse_model(text)
