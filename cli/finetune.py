@@ -49,7 +49,7 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
     "--show",
     type=click.IntRange(1),
     metavar="N",
-    help="Print the first N rows with the trained tokens in colour, and exit.",
+    help="Print the first N rows with the trained tokens in colour, and which layers get adapters, and exit.",
 )
 @click.option("--sample-file", type=PATH, metavar="FILE", help="File with more prompts for --sample, one per line.")
 @click.option("--resume", is_flag=True, help="Resume the run in the output folder.")

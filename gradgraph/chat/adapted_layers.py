@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from gradgraph.chat.chat_recipe import MERGE_NONE, Recipe
 from gradgraph.errors import listed
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.language_models import score_outputs
+from gradgraph.surgery.layer_kinds import HEAD, ROUTER, Kinds, layers_and_kinds, other_layers
 from gradgraph.surgery.linear_layers import Layer, linear_layers
-
-# operators between a router and the node that reads its scores
-_ON_THE_WAY = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Unsqueeze"})
-_CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "QMoE"): 1}  # input: expert scores
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
@@ -23,16 +20,22 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
     The default excludes the head (it computes next-token scores), the routers of mixtures of experts,
     embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, regardless of their names.
     """
-    return list(recipe.target) or [layer.name for layer in _by_default(decoder)]
+    return list(recipe.target) or [layer.name for layer in _by_default(*layers_and_kinds(decoder))]
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Return a sentence with the number of linear layers that get adapters and the names of the others."""
-    every = _products(decoder)
-    chosen = {layer.node for layer in linear_layers(decoder, adapted_layers(decoder, recipe))[0]}
-    missing = [layer.name for layer in every if layer.node not in chosen]
-    count = f"{len(every) - len(missing)} of {len(every)} linear layers get adapters"
-    return f"{count}, all but {listed(missing)}" if missing else count
+    """Return a sentence with the number of linear layers that get adapters, by kind, and the others."""
+    every, kinds = layers_and_kinds(decoder)
+    names = list(recipe.target) or [layer.name for layer in _by_default(every, kinds)]
+    chosen = {layer.node for layer in linear_layers(decoder, names)[0]}
+    adapted = _by_kind([layer for layer in every if layer.node in chosen], kinds)
+    missing = _by_kind([layer for layer in every if layer.node not in chosen], kinds)
+    others = [f"{count} {what}{'s' * (count > 1)}" for what, count in other_layers(decoder).items()]
+    count = sum(map(len, adapted.values()))
+    told = f"{count} of {len(every)} linear layers get adapters"
+    told += f" ({', '.join(f'{len(layers)} {kind}' for kind, layers in adapted.items())})" if adapted else ""
+    rest = [f"{len(layers)} {kind} ({listed(layers)})" for kind, layers in missing.items()] + others
+    return f"{told}; not adapted: {', '.join(rest)}" if rest else told
 
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
@@ -43,40 +46,13 @@ def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
     return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)
 
 
-def _by_default(decoder: ir.Model) -> list[Layer]:
-    layers = _products(decoder)
-    heads = _heads(decoder, {layer.node for layer in layers})
-    return [layer for layer in layers if layer.node not in heads and not _routes(layer.result)] or layers
+def _by_default(layers: list[Layer], kinds: Kinds) -> list[Layer]:
+    return [layer for layer in layers if kinds[layer.node] not in (HEAD, ROUTER)] or layers
 
 
-def _products(decoder: ir.Model) -> list[Layer]:
-    return [layer for layer in linear_layers(decoder, "*")[0] if layer.kind not in ("Gather", "Conv")]
-
-
-def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
-    """Return the layers that compute next-token scores: the first layers on each path back from the scores."""
-    found, seen = set[ir.Node](), set[ir.Value]()
-    waiting: list[ir.Value | None] = list(score_outputs(decoder.graph))
-    while waiting:
-        value = waiting.pop()
-        node = None if value is None or value in seen else value.producer()
-        if value is not None:
-            seen.add(value)
-        if node in layers:
-            found.add(node)
-        elif node is not None:
-            waiting.extend(node.inputs)
+def _by_kind(layers: Sequence[Layer], kinds: Kinds) -> dict[str, list[str]]:
+    """Return the names of layers by their kind, in the order of the model."""
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        found.setdefault(kinds[layer.node], []).append(layer.name)
     return found
-
-
-def _routes(value: ir.Value) -> bool:
-    """Whether ``value`` contains the scores by which a router selects experts."""
-    seen, waiting = set[ir.Value](), [value]
-    while waiting:
-        for node, place in waiting.pop().uses():
-            if _CHOOSES_BY.get((node.domain, node.op_type)) == place:
-                return True
-            if node.op_type in _ON_THE_WAY and not node.domain and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                waiting.append(node.outputs[0])
-    return False

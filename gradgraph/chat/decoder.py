@@ -1,30 +1,34 @@
 """Generation with plain onnxruntime and a key-value cache: one run for the prompts, then one per token.
 
-A model without a cache runs on the whole text for each token.
+Other states, of convolutions and recurrences, start at zero and are passed on in the same way. A model without states
+runs on the whole text for each token.
 
 Prompts of different lengths are padded. GroupQueryAttention only reads the number of tokens of a row from the mask, so
-its rows are padded on the right; other models read the mask itself and are padded on the left.
+its rows are padded on the right; other models read the mask itself and are padded on the left. Convolutions and
+recurrences would read padding, so models with such states run on prompts of one length at a time.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.chat.picking import picked
 from gradgraph.chat.sampling import Sampling
 from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, ModelError, shown
-from gradgraph.files.untrusted.messages import message_of
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of, regular_bytes
+from gradgraph.files.models import load_model
+from gradgraph.files.untrusted.regular import open_regular, reason_of
 from gradgraph.machine.forked_sessions import survives_forks
 from gradgraph.runtime.execution.session import explained
-from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE
+from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE, batch_axis
+from gradgraph.surgery.model_states import states_of
 from gradgraph.surgery.ort_adapters import SUFFIX
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -36,8 +40,8 @@ class Decoder:
 
     Args:
         model: a file written by onnxruntime-genai's builder or optimum. Inputs: tokens, and optionally a mask,
-            positions and past keys and values. Outputs: scores and present keys and values. In a merged decoder of
-            optimum, ``use_cache_branch`` is False in the first run and True in later runs.
+            positions, past keys and values, and other states. Outputs: scores and the next states. In a merged decoder
+            of optimum, ``use_cache_branch`` is False in the first run and True in later runs.
         adapter: a file in onnxruntime's adapter format, for a model with adapters as optional inputs.
         head_size: the head size, if neither the file nor ``genai_config.json`` contains it.
         threads: number of threads; 0: one per core.
@@ -57,22 +61,18 @@ class Decoder:
         head_size: int | None = None,
         threads: int = 0,
     ) -> None:
-        try:
-            graph = message_of(regular_bytes(model)).graph
-        except UnreadableError as error:
-            raise ModelError(f"'{shown(model)}' cannot be read ({error}); check the file") from None
-        attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        loaded = load_model(model)
+        attentions = [node for node in loaded.graph if node.op_type == "GroupQueryAttention"]
         self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         # float16 files of onnxruntime-genai 0.18 declare wrong shapes, so reused buffers would be too small
-        halves = onnx.TensorProto.FLOAT16
-        options.enable_mem_reuse = all(v.type.tensor_type.elem_type != halves for v in graph.input)
+        options.enable_mem_reuse = all(v.dtype != ir.DataType.FLOAT16 for v in loaded.graph.inputs)
         with explained(f"onnxruntime rejects the model '{shown(model)}'"):
             self._session = survives_forks(ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
         self._inputs = {v.name: v for v in self._session.get_inputs()}
         self._outputs = {v.name: v for v in self._session.get_outputs()}
-        self._past = self._paired(model)
+        self._past = self._states_in(loaded, model)
         self._tokens = self._only_tokens(model)
         self._scores: str = "logits" if "logits" in self._outputs else next(iter(self._outputs))
         self._run = ort.RunOptions()
@@ -80,21 +80,22 @@ class Decoder:
             self._adapter = _adapter_of(adapter, [v.name for v in self._session.get_overridable_initializers()])
             self._run.add_active_adapter(self._adapter)
 
-    def _paired(self, model: object) -> dict[str, str]:
-        """Return, for each input of past keys or values, the name of the output of present keys or values."""
-        found = {}
-        for name, value in self._inputs.items():
-            if "past" not in name or len(value.shape) != 4:
-                continue
-            ways = (name.replace("past_key_values", "present"), name.replace("past", "present"))
-            present = next((way for way in ways if way in self._outputs), None)
-            if present is None or value.type not in _FLOATS or not isinstance(value.shape[1], int):
+    def _states_in(self, loaded: ir.Model, model: object) -> dict[str, _Cached]:
+        """Return the states of the model by the name of the input, and how each continues."""
+        others, found = {MASK, POSITIONS, USE_CACHE}, {}
+        ids = (
+            v for v in loaded.graph.inputs if v.name not in others and v.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+        )
+        tokens = next(ids, None)
+        for state in states_of(loaded, others):
+            name, value = state.past.name or "", self._inputs[state.past.name or ""]
+            if state.present is None or value.type not in _FLOATS:
                 raise ModelError(
-                    f"'{shown(model)}' has the cache input '{shown(name)}' ({value.type}, {value.shape}), which has no "
-                    "matching output, a dynamic number of heads, or a type that NumPy does not support; generate with "
-                    "onnxruntime-genai"
+                    f"'{shown(model)}' has the state '{shown(name)}' ({value.type}, {value.shape}), which no output "
+                    "continues, or whose type NumPy does not support; generate with onnxruntime-genai"
                 )
-            found[name] = present
+            batch = 0 if tokens is None else batch_axis(state.past, tokens)
+            found[name] = _Cached(state.present.name or "", batch, state.axis)
         return found
 
     def _only_tokens(self, model: object) -> str:
@@ -103,8 +104,8 @@ class Decoder:
         if len(others) != 1 or self._inputs[others[0]].type not in _WHOLE or len(self._inputs[others[0]].shape) != 2:
             told = ", ".join(f"'{shown(name)}'" for name in others)
             raise ModelError(
-                f"'{shown(model)}' has the inputs {told} besides a mask, positions and past keys and values, but one "
-                "input of tokens [batch, length] is expected; generate with onnxruntime-genai"
+                f"'{shown(model)}' has the inputs {told} besides a mask, positions and states, but one input of tokens "
+                "[batch, length] is expected; generate with onnxruntime-genai"
             )
         name: str = others[0]
         return name
@@ -132,8 +133,8 @@ class Decoder:
             raise DataError("a prompt has no tokens; give each at least one, such as the begin-of-text token")
         if len(set(map(len, prompts))) > 1 and not self.pads:
             raise DataError(
-                "the prompts have different lengths, but this model has no mask and positions, or a sliding-window "
-                "cache; generate for prompts of equal length"
+                "the prompts have different lengths, but this model has no mask and positions, a sliding-window cache, "
+                "or the state of a convolution or recurrence; generate for prompts of equal length"
             )
         placed = _Rows(prompts, self.pads_behind, bool(self._past))
         cache = {name: self._empty(name, len(prompts)) for name in self._past}
@@ -172,24 +173,35 @@ class Decoder:
         """Whether prompts of different lengths can share a run."""
         reads = {MASK} if self.pads_behind else {MASK, POSITIONS}
         in_order = bool(self._past) or not self.pads_behind  # new tokens follow the padding of a row
-        return reads <= set(self._inputs) and not self._windows and in_order
+        fixed = any(state.axis is None for state in self._past.values())  # would contain the padding
+        return reads <= set(self._inputs) and not (self._windows or fixed) and in_order
 
     def _empty(self, name: str, rows: int) -> Any:
-        value = self._inputs[name]
-        sizes = (value.shape[3], self._outputs[self._past[name]].shape[3], self._head_size)
-        size = next((size for size in sizes if isinstance(size, int)), None)
-        if size is None:
+        """Return the state ``name`` before the first token of ``rows`` texts."""
+        value, state = self._inputs[name], self._past[name]
+        after = self._outputs[state.present].shape
+        sizes = [next((size for size in each if isinstance(size, int)), None)
+                 for each in zip(value.shape, after, strict=True)]  # fmt: skip
+        sizes[state.batch] = rows
+        if state.axis is not None and not isinstance(value.shape[state.axis], int):
+            sizes[state.axis] = self._windows.get(name, 0)
+            sizes[-1] = self._head_size if sizes[-1] is None else sizes[-1]
+            if sizes[-1] is None:
+                raise ModelError(
+                    f"neither the cache input '{shown(name)}' nor a genai_config.json contains the head size",
+                    remedy="put that file next to the model, or pass head_size=",
+                    shell="put that file next to the model",
+                )
+        if None in sizes:
             raise ModelError(
-                f"neither the cache input '{shown(name)}' nor a genai_config.json contains the head size",
-                remedy="put that file next to the model, or pass head_size=",
-                shell="put that file next to the model",
+                f"the sizes of the state '{shown(name)}' are unknown ({value.shape}); export the model with fixed "
+                "sizes of its states, or generate with onnxruntime-genai"
             )
-        length = self._windows.get(name, 0)
-        return ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, value.shape[1], length, size), _FLOATS[value.type]))
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(sizes, _FLOATS[value.type]))
 
     def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
         """Return the scores ``[rows, new tokens, vocabulary]`` and add the new tokens to the cache."""
-        arrays = {self._tokens: new, MASK: rows.mask, POSITIONS: rows.positions}
+        arrays = {self._tokens: new, MASK: rows.mask, POSITIONS: self._placed(rows.positions)}
         feeds = {
             name: ort.OrtValue.ortvalue_from_numpy(array.astype(_WHOLE[self._inputs[name].type]))
             for name, array in arrays.items()
@@ -197,12 +209,32 @@ class Decoder:
         }
         if USE_CACHE in self._inputs:
             feeds[USE_CACHE] = ort.OrtValue.ortvalue_from_numpy(np.array([rows.has_past]))
-        wanted = [self._scores, *self._past.values()]
+        wanted = [self._scores, *(state.present for state in self._past.values())]
         with explained("running the model failed"):
             found = self._session.run_with_ort_values(wanted, {**feeds, **cache}, self._run)
         cache.update(zip(self._past, found[1:], strict=True))
         scores: Array = found[0].numpy()
         return scores
+
+    def _placed(self, positions: Array) -> Array:
+        """Return positions ``[rows, new]`` in the shape of the input, which may have axes of MRoPE in front."""
+        shape = self._inputs[POSITIONS].shape if POSITIONS in self._inputs else [None, None]
+        return np.broadcast_to(positions, (shape[0], *positions.shape)) if len(shape) == 3 else positions
+
+
+@dataclass(frozen=True)
+class _Cached:
+    """A state that runs pass on.
+
+    Attributes:
+        present: the output with its next value.
+        batch: the axis of the rows.
+        axis: the axis along which it grows; None if its size is fixed.
+    """
+
+    present: str
+    batch: int
+    axis: int | None
 
 
 def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.LoraAdapter:
@@ -237,13 +269,13 @@ def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _windows(attentions: Sequence[onnx.NodeProto]) -> dict[str, int]:
+def _windows(attentions: Sequence[ir.Node]) -> dict[str, int]:
     """Return the window size of each cache input of sliding-window attention, by input name."""
     found = dict[str, int]()
     for node in attentions:
-        attributes = {a.name: a.i for a in node.attribute}
-        if attributes.get("sliding_window_cache"):
-            found |= dict.fromkeys(node.input[3:5], attributes["local_window_size"])
+        if node.attributes.get_int("sliding_window_cache", 0):
+            names = [v.name or "" for v in node.inputs[3:5] if v is not None]
+            found |= dict.fromkeys(names, node.attributes.get_int("local_window_size", 0))
     return found
 
 

@@ -549,9 +549,11 @@ def shown_examples(
 ) -> list[Sequence[tuple[str, bool]]]:
     """Return the first rows as the model reads them: pieces of text, and whether each is trained on.
 
-    With a preference loss, each chosen answer precedes the rejected one.
+    With a preference loss, each chosen answer precedes the rejected one. The layers that would get adapters are logged.
     """
-    encoder, chosen = Encoder(ModelFolder.of(folder).path, template), recipe or Recipe()
+    base, chosen = ModelFolder.of(folder), recipe or Recipe()
+    encoder = Encoder(base.path, template)
+    log.info("%s", reached(base.decoder(), chosen))
     rows = read(data, columns, _kinds(chosen))
     if not chosen.prefers:
         return [encoder.pieces(tokens) for tokens in encoder(rows.taken(range(min(count, len(rows)))))]

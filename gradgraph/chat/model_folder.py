@@ -41,7 +41,10 @@ _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # inputs that rea
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
 _PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # substrings of keys
 BESIDE = (".json", ".txt", ".jinja", ".model")  # files that belong to a model
-_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # other model types have the layer names of llama
+# by the type in genai_config.json or config.json; other types have the layer names of llama
+_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi", "lfm2": "lfm2", "lfm2_moe": "lfm2",
+                "granitemoehybrid": "granitemoehybrid", "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5",
+                "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5"}  # fmt: skip
 
 
 @dataclass(frozen=True)

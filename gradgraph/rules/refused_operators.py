@@ -115,7 +115,6 @@ _refuse(
     _ORIGINAL,
     "Irfft",
     "LongformerAttention",
-    "RelativePositionBias",
 )
 _refuse(
     "its matrices have more than 8 rows or an unknown size (smaller ones are inverted by determinants)",

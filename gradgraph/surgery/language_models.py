@@ -4,8 +4,8 @@ Models written by onnxruntime-genai's model builder and optimum have inputs for 
 and values, a mask, positions. In training a whole text is fed at once, without a cache. So:
 
 0. If a file has two decoders, the one without a cache is used (:func:`fix_inputs`).
-1. Inputs of the cache are removed: an attention or a Concat that reads cached keys or values is rewritten without them.
-   Other states, of a convolution or a recurrence, become zeros, the initial state of every text.
+1. Inputs with states (``model_states``) are removed: an attention or a Concat that reads cached keys or values is
+   rewritten without them. Other states, of convolutions and recurrences, become zeros, as at the start of a text.
 2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends: causal attention hides the
    padding from other tokens, and the loss ignores it (:func:`next_tokens`).
 3. A mask that is kept as an input hides tokens at any position: it becomes an attention bias of GroupQueryAttention,
@@ -31,26 +31,20 @@ from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.surgery.fixed_inputs import fix_input
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.left_padding import check_hidden_on_the_left
+from gradgraph.surgery.model_states import State, has_fixed_states, is_optional_state, states_of
 from gradgraph.surgery.operation import Path, Result, closed, learn_sizes, opened
 from gradgraph.surgery.position_tables import count_seen
 
 IGNORED = -100  # the label that losses ignore
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
 USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a cache, or without
+# names of states, for inputs and outputs that the graph does not connect
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
-_PLACES = {
-    ("com.microsoft", "GroupQueryAttention"): (3, 4),
-    ("com.microsoft", "MultiHeadAttention"): (6, 7),
-    ("", "Attention"): (4, 5),
-    **{(domain, "CausalConvWithState"): (3,) for domain in ("", "com.microsoft")},
-    **{(domain, "LinearAttention"): (3,) for domain in ("", "com.microsoft")},
-}  # inputs with the cache, by operator; they are optional
-_FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorScatter", "Where"})
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
 # parts of a model that an attention bias of GroupQueryAttention does not separate: other attentions, convolutions and
 # recurrences along a row, and a choice by its length
-_IN_ORDER = frozenset({"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan", "If"})
-_APART = _IN_ORDER | {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax"}
+_IN_ORDER = frozenset({"Conv", "If", "Loop", "Scan"})  # besides operators with a state of fixed size
+_APART = _IN_ORDER | {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "SparseAttention"}
 KEPT_APART = "several texts in one row are separated by the attention bias of GroupQueryAttention"
 _HIDDEN = -1e30  # finite, so that the unused softmax of a row of only padding is not NaN
 
@@ -80,46 +74,49 @@ def language_model(
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no cache, mask or positions to remove; its cache is not a floating-point tensor of
-            known sizes; with ``packed`` it has attention other than GroupQueryAttention; or with a mask that is kept,
-            it counts positions (or mixes tokens) itself, from padding on. A model without ``position_ids`` is run on a
-            few random tokens to find out.
+        BuildError: the model has no tokens, and no cache, mask or positions to remove; a state is not a floating-point
+            tensor of known sizes, or its meaning is unknown; with ``packed`` the model has attention other than
+            GroupQueryAttention; or with a mask that is kept, it counts positions (or mixes tokens) itself, from padding
+            on. A model without ``position_ids`` is run on a few random tokens to find out.
         UnknownNameError: the model has no input or output of one of the names.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     graph = work.graph
+    states = model_states(work)
     if any(v.name == USE_CACHE for v in graph.inputs):
         fix_input(work, USE_CACHE, False)
     if any(v.shape is None for node in graph for v in node.outputs if v.name):  # such as after forget_sizes
         learn_sizes(work)
     every = len(graph.outputs)
-    _choose_outputs(graph, outputs)
+    _choose_outputs(graph, states, outputs)
     kept = set(_matched(as_names(keep), graph.inputs, "input"))
-    if packed:
-        _check_packs(work, kept)
-        kept |= {POSITIONS}
+    _check_rows(work, kept, packed)
+    kept |= {POSITIONS} if packed else set()
     given = {v.name or "": v for v in graph.inputs if not v.is_initializer() and v.name not in kept}
-    past = [given.pop(name) for name in _like(_PAST, list(given))]
+    past = [state for state in states if given.pop(state.past.name or "", None) is not None]
+    unknown = [given.pop(name) for name in _like(_PAST, list(given))]
     tokens = _tokens_of(list(given.values()))
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
-    if tokens is None or not (past or counted or kept or len(graph.outputs) < every):
+    changes = past or unknown or counted or kept or len(graph.outputs) < every
+    if tokens is None or not (changes or _is_whole(tokens)):
         raise BuildError(
-            "the model has no inputs for a cache, a mask or positions; it can be trained as it is",
+            "the model has neither tokens nor inputs for a cache, a mask or positions; it can be trained as it is",
             remedy="gg.surgery.cut(model, outputs=...) selects its outputs",
             shell="gradgraph surgery MODEL --output NAME selects its outputs",
         )
-    _check(past)
+    _check(past, unknown)
     mask = next((v for v in graph.inputs if v.name == MASK and v.name in kept), None)
     counts_itself = not any(v.name == POSITIONS and len(shape_of(v) or ()) == 2 for v in counted)
     editor = Editor(work, Builder(taken=names_of(work)))
     _fill_in(work, editor, tokens, counted, past, mask)
+    work.graph.inputs[:] = [v for v in work.graph.inputs if v not in unknown]  # these have no readers
     compute_in_float32(work)
     if packed:
         _hide_others(work, editor, tokens)
     elif mask is not None:
         _hide_padding(work, editor, tokens, mask)
-        if counts_itself or any(node.op_type in _IN_ORDER for node in nodes_of(work)):
+        if counts_itself or any(node.op_type in _IN_ORDER or has_fixed_states(node) for node in nodes_of(work)):
             check_hidden_on_the_left(work, tokens, mask)
     return closed(work, model, out)
 
@@ -141,24 +138,34 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [name for name in names if name in found]
 
 
-def score_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs that are neither an updated cache nor, if there are logits, hidden states."""
+def score_outputs(model: ir.Model) -> list[ir.Value]:
+    """Return the outputs that are neither an updated state nor, if there are logits, hidden states."""
+    return _scores_of(model.graph, model_states(model))
+
+
+def _scores_of(graph: ir.Graph, states: Sequence[State]) -> list[ir.Value]:
     names = [v.name for v in graph.outputs if v.name]
-    going_on = set(_like(_PRESENT, names))
+    going_on = {*_like(_PRESENT, names), *(state.present.name for state in states if state.present is not None)}
     chosen = [n for n in names if n not in going_on] or names
     if "logits" in chosen:
         chosen = [n for n in chosen if not n.startswith("hidden_states")]
     return [v for v in graph.outputs if v.name in chosen]
 
 
-def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
+def model_states(model: ir.Model) -> list[State]:
+    """Return the states of a generative model."""
+    return states_of(model, {*_COUNTED, USE_CACHE})
+
+
+def _choose_outputs(graph: ir.Graph, states: Sequence[State], asked: str | Sequence[str] | None) -> None:
     names = [v.name for v in graph.outputs if v.name]
-    if asked is None:
-        chosen = [v.name for v in score_outputs(graph) if v.name]
-    else:
-        chosen = _matched(as_names(asked), graph.outputs, "output")
-    if set(chosen) <= set(_like(_PRESENT, names)):
-        raise BuildError(f"the outputs {listed(chosen)} are only the key-value cache; choose an output with the logits")
+    scores = {v.name for v in _scores_of(graph, states) if v.name}
+    chosen = scores if asked is None else set(_matched(as_names(asked), graph.outputs, "output"))
+    going_on = {*_like(_PRESENT, names), *(state.present.name for state in states if state.present is not None)}
+    if chosen <= going_on:
+        raise BuildError(
+            f"the outputs {listed(sorted(chosen))} are only the key-value cache; choose an output with the logits"
+        )
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
 
 
@@ -170,17 +177,29 @@ def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
     return next(iter([*named, *whole, *floating]), None)
 
 
-def _check(past: Sequence[ir.Value]) -> None:
-    for value in past:
-        if "encoder" in (value.name or "") and value.uses():
+def _check(past: Sequence[State], unknown: Sequence[ir.Value]) -> None:
+    """Raise BuildError for states whose initial value is unknown."""
+    for value in (v for v in unknown if v.uses()):
+        if "encoder" in (value.name or ""):
             raise BuildError(
                 f"the cache '{shown(value.name)}' is computed from the encoder's states; use the decoder without a "
                 "cache (decoder_model.onnx), or the merged one"
             )
+        raise BuildError(
+            f"the input '{shown(value.name)}' is a state of unknown meaning: neither keys or values, nor a state that "
+            "an output continues by shifting, decaying or adding to it; use the model without a cache"
+        )
+    for state in past:
+        value = state.past
         if not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
                 f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, but only "
                 "floating-point states are known to start at zero; use the model without a cache"
+            )
+        if state.is_buffer and state.axis is None:
+            raise BuildError(
+                f"the input '{shown(value.name)}' is a key-value buffer of fixed length; use the model without a "
+                "cache, or one whose cache grows"
             )
 
 
@@ -198,17 +217,17 @@ def _fill_in(
     editor: Editor,
     tokens: ir.Value,
     counted: Sequence[ir.Value],
-    past: Sequence[ir.Value],
+    past: Sequence[State],
     mask: ir.Value | None,
 ) -> None:
-    """Compute the inputs ``counted`` (masks and positions) from ``tokens``, and make ``past`` empty, in place."""
+    """Compute the inputs ``counted`` (masks and positions) from ``tokens``, and empty the states ``past``, in place."""
     for value in counted:
         _COUNTED[value.name or ""](editor, value, tokens, mask)
     sizes = {size for node in nodes_of(work) if (size := _size_of_heads(node))}
     usual = sizes.pop() if len(sizes) == 1 else None
-    for value in past:
-        _empty(editor, value, tokens, usual)
-    gone = {*past, *counted}
+    for state in past:
+        _empty(editor, state, tokens, usual)
+    gone = {*(state.past for state in past), *counted}
     work.graph.inputs[:] = [v for v in work.graph.inputs if v not in gone]
 
 
@@ -229,14 +248,25 @@ def _seen(op: Builder, mask: ir.Value) -> Var:
 
 
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
-    """Replace the input ``positions`` with the index of each token in its row or, with a mask, among visible tokens."""
+    """Replace the input ``positions`` with the index of each token in its row or, with a mask, among visible tokens.
+
+    Positions [axes, batch, length] of time, height and width (MRoPE) are equal for texts.
+    """
     op = editor.op
-    rank = len(shape_of(positions) or ())
-    if mask is not None and rank == 2:
+    shape = shape_of(positions) or ()
+    if mask is not None and len(shape) >= 2:
         count = _seen(op, mask)
     else:
         count = op.Range(0, op.Squeeze(op.Slice(_sizes(op, Var(op, tokens)), [1], [2], [0]), [0]), 1)
-        count = op.Expand(count, _sizes(op, Var(op, tokens))) if rank == 2 else count
+        count = op.Expand(count, _sizes(op, Var(op, tokens))) if len(shape) >= 2 else count
+    if len(shape) == 3:
+        axes = _known(positions, 0)
+        if axes is None:
+            raise BuildError(
+                f"the input '{shown(positions.name)}' has positions of an unknown number of axes; export the model "
+                "with a fixed size of its first axis"
+            )
+        count = op.Expand(op.Unsqueeze(count, [0]), op.Concat([axes], _sizes(op, Var(op, tokens)), axis=0))
     _replace(editor, positions, op.cast(count, positions.dtype or ir.DataType.INT64))
 
 
@@ -287,13 +317,19 @@ def _attentions(work: ir.Model) -> list[ir.Node]:
     return [n for n in nodes_of(work) if n.op_type == "GroupQueryAttention" and n.domain == "com.microsoft"]
 
 
-def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
-    """Raise BuildError if the model cannot be trained on rows of several texts."""
-    if MASK in kept:
+def _check_rows(work: ir.Model, kept: Collection[str], packed: bool) -> None:
+    """Raise BuildError if rows of several texts, or padding that a mask marks, would change the results."""
+    if packed and MASK in kept:
         raise BuildError("packed rows use segments instead of a mask; omit packed, or do not keep the mask")
-    why = mixing(work)
+    why = mixing(work) if packed else None
     if why is not None:
         raise BuildError(f"{KEPT_APART}, but the model {why}; train with one text per row")
+    fixed = sorted({n.op_type for n in nodes_of(work) if n.domain and has_fixed_states(n)}) if MASK in kept else []
+    if fixed:
+        raise BuildError(
+            f"the model has {listed(fixed)}, which would read padding that '{MASK}' marks; pad rows at their ends, "
+            "without keeping the mask"
+        )
 
 
 def mixing(model: ir.Model) -> str | None:
@@ -301,28 +337,30 @@ def mixing(model: ir.Model) -> str | None:
 
     The reason completes a sentence that begins with "the model".
     """
-    others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
+    others = {n.op_type for n in nodes_of(model) if n.op_type in _APART or has_fixed_states(n)}
     if others:
         return f"has {listed(sorted(others))}"
+    carried = next((s.past.name for s in model_states(model) if s.axis is None and not s.is_buffer), None)
+    if carried is not None:
+        return f"carries the state '{shown(carried)}'"
     return None if _attentions(model) else "has none"
 
 
 _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
-def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
-    """Remove the input ``past`` from the nodes that read it, or replace it with an empty tensor or zeros.
+def _empty(editor: Editor, state: State, tokens: ir.Value, usual: int | None) -> None:
+    """Remove a state from the nodes that read it, or replace it with an empty tensor or zeros.
 
-    ``past`` may also be another state. ``usual`` is the head size that all attentions declare, used if it is unknown.
+    ``usual`` is the head size that all attentions declare, used if it is unknown.
     """
-    size = usual
-    grows = len(shape_of(past) or ()) == 4  # past keys or values [batch, heads, length, size]
+    past, size = state.past, usual
     for use in list(past.uses()):
         node, place = use
-        if place in _PLACES.get((node.domain, node.op_type), ()):
+        if is_optional_state(node, place):
             size = _size_of_heads(node) or size
             node.replace_input_with(place, None)
-        elif grows and node.op_type == "Concat" and not node.domain and len(node.inputs) == 2:
+        elif state.axis is not None and _appends(node, state):
             other = node.inputs[1 - place]
             assert other is not None
             size = _known(other, 3) or size
@@ -331,37 +369,39 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
         return
     op = editor.op
     batch = op.Slice(op.shape(Var(op, tokens)), [0], [1], [0])
-    empty = grows and _known(past, 2) is None
-    sizes = [0, _known(past, 1), 0, _known(past, 3) or size] if empty else _state(past, tokens)
-    if None in sizes:
+    sizes, at = _initial_sizes(state, size), batch_axis(past, tokens)
+    if any(size is None for i, size in enumerate(sizes) if i != at):
         raise BuildError(
             f"the sizes of the past '{shown(past.name)}' are unknown; export the model with fixed sizes of its states"
         )
-    at = _batch_axis(past, tokens)
     shape = op.Concat(*(batch if i == at else [s] for i, s in enumerate(sizes)), axis=0)
     zero = ir.tensor(np.zeros(1, (past.dtype or ir.DataType.FLOAT).numpy()))
     _replace(editor, past, op.ConstantOfShape(shape, value=zero))
 
 
-def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
+def _appends(node: ir.Node, state: State) -> bool:
+    """Whether ``node`` is a Concat of the past and what is appended to it."""
+    if node.op_type != "Concat" or node.domain or len(node.inputs) != 2:
+        return False
+    axis = node.attributes.get_int("axis", 0)
+    return axis == state.axis or axis + len(shape_of(state.past) or ()) == state.axis
+
+
+def _initial_sizes(state: State, head_size: int | None) -> list[int | None]:
+    """Return the sizes of a state before the first token; None for unknown sizes and open batch sizes."""
+    rank = len(shape_of(state.past) or ())
+    sizes = [_known(state.past, i) for i in range(rank)]
+    if state.axis is not None and sizes[state.axis] is None:
+        sizes[state.axis] = 0
+        sizes[-1] = sizes[-1] if sizes[-1] is not None else head_size
+    return sizes
+
+
+def batch_axis(past: ir.Value, tokens: ir.Value) -> int:
     """Return the axis of ``past`` whose symbolic size is the batch size of ``tokens``, otherwise 0."""
     batch = (shape_of(tokens) or (None,))[0]
     shape = list(shape_of(past) or ())
     return shape.index(batch) if isinstance(batch, str) and batch in shape else 0
-
-
-def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
-    """Return the shape of a recurrence's state: 0 for the batch axis, None for unknown sizes.
-
-    Raises BuildError for a key-value buffer of fixed length, whose valid part is defined by a mask.
-    """
-    if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
-        raise BuildError(
-            f"the input '{shown(past.name)}' is a key-value buffer of fixed length; use the model without a cache, or "
-            "one whose cache grows"
-        )
-    at = _batch_axis(past, tokens)
-    return [0 if i == at else _known(past, i) for i in range(len(shape_of(past) or ()))]
 
 
 def _size_of_heads(node: ir.Node) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +31,12 @@ from gradgraph.surgery.operation import numbers_of
 Array = np.ndarray[Any, Any]
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # by Hugging Face's part
+_OF_MIXERS = {f".linear_attn.in_proj_{name}": f".linear_attn.{name}_proj" for name in ("qkv", "z", "b", "a")}  # Qwen3.5
+_OF_LFM2 = {".feed_forward.w1": ".mlp.gate_proj", ".feed_forward.w3": ".mlp.up_proj",
+            ".feed_forward.w2": ".mlp.down_proj"}  # fmt: skip
+_OF_GRANITE = {".shared_mlp.input_linear": ".mlp.gate_up_proj", ".shared_mlp.output_linear": ".mlp.down_proj"}
+OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".attn.out_proj": ".attn.o_proj",
+        ".mlp.router": ".moe.router", **_OF_MIXERS, **_OF_LFM2, **_OF_GRANITE}  # by Hugging Face's part  # fmt: skip
 _OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # other layers have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # from a projection to its attention
@@ -45,16 +50,23 @@ class Family:
     Attributes:
         packed: layers that are packed in Hugging Face's models, and may be separate in the builder's.
         output: Hugging Face's name of the projection after an attention.
+        others: other ends of Hugging Face's names, and the builder's.
+        root: Hugging Face's name of the module with the layers.
     """
 
     packed: tuple[str, ...] = ()
     output: str = "o_proj"
+    others: Mapping[str, str] = field(default_factory=dict)
+    root: str = "model"
 
 
 FAMILIES: Table[Family] = Table("family of language models")
 FAMILIES.add("llama", Family())  # also for other families with the same names of projections
 FAMILIES.add("phi3", Family(packed=tuple(PIECES)))
 FAMILIES.add("phi", Family(output="dense"))
+FAMILIES.add("granitemoehybrid", Family(packed=("gate_up_proj",), others=_OF_GRANITE))
+FAMILIES.add("qwen3_5", Family(others=_OF_MIXERS, root="model.language_model"))
+FAMILIES.add("lfm2", Family(output="out_proj", others=_OF_LFM2))
 
 
 @dataclass(frozen=True)
@@ -105,9 +117,13 @@ def as_ours(module: str) -> str:
 
 def as_theirs(layer: str, family: Family) -> str:
     """Convert a layer name of the builder to Hugging Face's; other names are unchanged."""
-    if not _OF_A_BUILDER.fullmatch(layer):
+    if not _OF_A_BUILDER.fullmatch(layer) and ".linear_attn." not in layer:
         return layer
-    name = layer.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
+    name = family.root + layer.removeprefix("model") if layer.startswith("model.layers.") else layer
+    for theirs, ours in family.others.items():
+        if name.endswith(ours):
+            return name.removesuffix(ours) + theirs
+    name = name.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
     return re.sub(r"\.self_attn\.o_proj$", f".self_attn.{family.output}", name)
 
 

@@ -405,8 +405,8 @@ def with_more_scores(model: Path) -> None:
 def test_a_teacher_that_cannot_teach_is_named(base: Path, tmp_path: Path) -> None:
     teacher = of_optimum(tmp_path / "large", True)
     one = gg.surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False})
-    trains = gg.surgery.cut(one, outputs="logits")
-    gg.surgery.forget_sizes(gg.surgery.fix_inputs(trains, {}), out=teacher / "decoder_model_merged.onnx")
+    bare = gg.surgery.cut(one, outputs=merged_decoder.PRESENT)
+    gg.surgery.forget_sizes(gg.surgery.fix_inputs(bare, {}), out=teacher / "decoder_model_merged.onnx")
     with pytest.raises(BuildError, match=r"the teacher '.*large' cannot be used: .*; choose another teacher"):
         gg.finetune(base, small_folder.chats(8), tmp_path / "out", teacher=teacher)
     assert not (tmp_path / "out").exists()

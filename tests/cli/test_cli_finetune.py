@@ -53,6 +53,8 @@ def test_show_marks_what_is_learnt(llm: Path, cli: Cli) -> None:
         "--- 1, 1 answer", "<s>[u] Say ab0. ⟦ab0!</s>⟧",
         "--- 2, 2 answers", "<s>[u] Say abab1. ⟦abab1!</s>⟧[u] More of abab1? ⟦abab1, abab1.</s>⟧",
     ]  # fmt: skip
+    told = "10 of 11 linear layers get adapters (4 attention, 6 MLP); not adapted: 1 head ('lm_head')"
+    assert told in ran.err.replace("\n", " ")
     document = json.loads(cli("finetune", "llm", "--data", "chat.jsonl", "--show", "1", "--json").out)
     assert document == [[{"text": "<s>[u] Say ab0. ", "learnt": False}, {"text": "ab0!</s>", "learnt": True}]]
 
@@ -149,7 +151,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "fewer words": (other_words, [], "has 70 tokens, but the model has 98"),
     "more words": (more_words, [], "line 2 of 'chat.jsonl' has the token id 98, but the model's vocabulary has 98"),
     "int4 without scales": (without_scales, [], "scales"),
-    "no language model": (no_language_model, [], "no inputs for a cache, a mask or positions"),
+    "no language model": (no_language_model, [], "neither tokens nor inputs for a cache, a mask or positions"),
     "full folder": (full, [], "'tuned' is not an empty folder; pass another one, or --resume"),
     "nothing to go on": (lambda llm: None, ["--resume"], "'tuned' has no run to resume"),
     "no such layer": (lambda llm: None, ["--target", "*nothing*"], "*nothing*"),
@@ -225,11 +227,11 @@ WRONG_TO_ASK: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
         [],
         "'llm' is a file, but not an .onnx",
     ),
-    "text as a model": (written("model.onnx", "text"), [], "cannot be read (its protobuf cannot be parsed"),
-    "half a model": (cut_in_half, [], "cannot be read (its protobuf cannot be parsed"),
+    "text as a model": (written("model.onnx", "text"), [], "is truncated (its protobuf cannot be parsed"),
+    "half a model": (cut_in_half, [], "is truncated (its protobuf cannot be parsed"),
     "no language model": (no_language_model, [], "one input of tokens [batch, length] is expected"),
     "refused by onnxruntime": (unknown_operator, [], "onnxruntime rejects the model 'llm/model.onnx'"),
-    "no data beside it": (without_its_data, [], "onnxruntime rejects the model 'llm/model.onnx'"),
+    "no data beside it": (without_its_data, [], "external data 'model.data' of tensor"),
     "broken tokenizer": (written("tokenizer.json", "{"), [], "'llm/tokenizer.json' is not a valid tokenizer"),
     "broken description": (written("genai_config.json", "{"), [], "'llm/genai_config.json' cannot be read"),
     "broken template": (template("{% for"), [], "is not a valid Jinja template"),

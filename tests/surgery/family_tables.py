@@ -20,10 +20,10 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def named(name: str) -> list[str]:
     """The families that a table of the page has."""
-    return list(_rows(name))
+    return list(lines_of(name))
 
 
-def _rows(name: str) -> dict[str, str]:
+def lines_of(name: str) -> dict[str, str]:
     """The lines of a table, by their families."""
     return {line.split("|")[1].strip(NOTES): line for line in _parts(name)[1].splitlines()[2:]}
 
@@ -42,7 +42,7 @@ def command(
     parser.add_argument("families", nargs="*", help="of these alone")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
-    rows = _rows(name)
+    rows = lines_of(name)
     for family in given.families or usual or families:
         rows[family] = f"| {' | '.join(row(family))} |"
         print(rows[family], flush=True)
@@ -52,4 +52,4 @@ def command(
         PAGE.write_text(before + "\n".join(lines) + "\n" + after)
 
 
-__all__ = ["PAGE", "command", "named"]
+__all__ = ["PAGE", "command", "lines_of", "named"]

@@ -29,7 +29,7 @@ def standard_convolution(past: str = "past.0.conv") -> onnx.ModelProto:
     ]
     weights = [tensor("layers.0.conv.conv.weight", CHANNELS, 1, 3)]
     constants = [whole("minus 2", -2), whole("end", 2**62), whole("axis 2", 2)]
-    return _decoder(nodes, [*weights, *constants], {past: ["batch", CHANNELS, 2]}, ["present.0.conv"])
+    return decoder(nodes, [*weights, *constants], {past: ["batch", CHANNELS, 2]}, ["present.0.conv"])
 
 
 def fused_convolution() -> onnx.ModelProto:
@@ -46,7 +46,7 @@ def fused_convolution() -> onnx.ModelProto:
         helper.make_node("Transpose", ["c"], ["mixed"], perm=[0, 2, 1]),
     ]
     weights = [tensor("layers.0.conv.conv.weight", CHANNELS, 1, 3)]
-    return _decoder(nodes, weights, {"past.0.conv": ["batch", CHANNELS, 2]}, ["present.0.conv"])
+    return decoder(nodes, weights, {"past.0.conv": ["batch", CHANNELS, 2]}, ["present.0.conv"])
 
 
 def fused_recurrence() -> onnx.ModelProto:
@@ -71,7 +71,7 @@ def fused_recurrence() -> onnx.ModelProto:
     weights += [tensor("dt_bias", HEADS), tensor("A", HEADS), tensor("norm.weight", CHANNELS // HEADS)]
     weights += [tensor("layers.0.linear_attn.out_proj.weight", CHANNELS, CHANNELS)]
     state = ["batch", HEADS, CHANNELS // HEADS, CHANNELS // HEADS]
-    return _decoder(nodes, weights, {"past.0.recurrent": state}, ["present.0.recurrent"])
+    return decoder(nodes, weights, {"past.0.recurrent": state}, ["present.0.recurrent"])
 
 
 def standard_recurrence() -> onnx.ModelProto:
@@ -87,13 +87,13 @@ def standard_recurrence() -> onnx.ModelProto:
     ]
     weights = [tensor("decay", HEADS, 1, 1), tensor("layers.0.mixer.out_proj.weight", HEADS * CHANNELS, CHANNELS)]
     constants = [whole("one head", 0, 1, 1, CHANNELS), whole("axis 2", 2), whole("one row", 0, 1, HEADS * CHANNELS)]
-    return _decoder(nodes, [*weights, *constants], {"past.0.ssm": ["batch", HEADS, 3, CHANNELS]}, ["present.0.ssm"])
+    return decoder(nodes, [*weights, *constants], {"past.0.ssm": ["batch", HEADS, 3, CHANNELS]}, ["present.0.ssm"])
 
 
 MODELS = {f.__name__: f for f in (standard_convolution, fused_convolution, fused_recurrence, standard_recurrence)}
 
 
-def _decoder(
+def decoder(
     nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], pasts: dict[str, list[str | int]], presents: list[str]
 ) -> onnx.ModelProto:
     """Embed tokens to "e", add what ``nodes`` make of it ("mixed"), and score the next token."""

@@ -22,7 +22,10 @@ import numpy as np
 
 import gradgraph as gg
 from gradgraph import surgery
+from gradgraph.chat import Recipe
+from gradgraph.chat.adapted_layers import adapted_layers
 from gradgraph.errors import ModelError
+from gradgraph.files.models import load_model
 from tests.surgery.family_tables import command
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
@@ -37,6 +40,18 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 LONG = {"rope_type": "longrope", "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
         "rope_theta": 1e4, "original_max_position_embeddings": 128}  # fmt: skip
 MSCALE = {"short_mscale": 1.0, "long_mscale": 1.0}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+HYBRID_OF_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+DELTA = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 32, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "initializer_range": 0.2,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                             "mrope_section": [4, 2, 2], "mrope_interleaved": True}}  # fmt: skip
+VISION = {"vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 4,
+                            "out_hidden_size": 64, "num_position_embeddings": 16}}  # fmt: skip
+GRANITE_4 = {"layer_types": ["attention", "attention"], "num_local_experts": 0, "shared_intermediate_size": 128,
+             "position_embedding_type": "rope", "embedding_multiplier": 2.0, "attention_multiplier": 0.3,
+             "residual_multiplier": 0.5, "logits_scaling": 2.0, "mamba_n_heads": 8, "mamba_d_state": 8,
+             "mamba_d_head": 16, "mamba_chunk_size": 8}  # fmt: skip
 # the model's class in transformers, its configuration's, and sizes of its own
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
@@ -65,14 +80,34 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phimoe": ("PhimoeForCausalLM", "PhimoeConfig", {"max_position_embeddings": 256, "num_local_experts": 4,
                                                      "rope_parameters": LONG | MSCALE}),
+    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", HYBRID_OF_CONVOLUTIONS),
+    "lfm2 moe": ("Lfm2MoeForCausalLM", "Lfm2MoeConfig", HYBRID_OF_CONVOLUTIONS | EXPERTS | {"num_dense_layers": 1}),
+    "qwen3.5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", {"text_config": SIZES | DELTA} | VISION),
+    "qwen3.5 moe": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig",
+                    {"text_config": SIZES | DELTA | EXPERTS | {"shared_expert_intermediate_size": 32}} | VISION),
+    "granite 4": ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", GRANITE_4),
+    "granite 4 hybrid": ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig",
+                         GRANITE_4 | {"layer_types": ["mamba", "attention"]}),
 }  # fmt: skip
-PEFT_FAMILY = {"phi3": "phi3", "phi3 long": "phi3", "phi4 mini": "phi3", "phi2": "phi"}  # of others: llama
+HYBRID = ("lfm2", "lfm2 moe", "qwen3.5", "qwen3.5 moe")  # have states other than keys and values
+PEFT_FAMILY = {"phi3": "phi3", "phi3 long": "phi3", "phi4 mini": "phi3", "phi2": "phi", "lfm2": "lfm2",
+               "lfm2 moe": "lfm2", "granite 4": "granitemoehybrid", "qwen3.5": "qwen3_5",
+               "qwen3.5 moe": "qwen3_5"}  # of others: llama  # fmt: skip
+# layers for PEFT's adapters, by a regular expression; others: "all-linear"
+PEFT_TARGETS = {
+    "lfm2 moe": r".*\.([qkv]_proj|out_proj|in_proj|w[123])",
+    "qwen3.5": r".*language_model.*\.\w*(_proj|in_proj_\w+)",
+    "qwen3.5 moe": r".*language_model.*_attn\.\w*(_proj|in_proj_\w+)",
+}
+# largest differences of scores, which are up to 6 with weights of usual size; smaller weights show that the builder
+# normalises queries and keys without PyTorch's ε
+CLOSE = {"qwen3.5": 5e-5, "qwen3.5 moe": 5e-5}  # others: 3e-6
 # the builder's files compute something else than PyTorch here, in onnxruntime, too
 NOT_AS_IN_TORCH = {"olmo", "nemotron", "phi2"}
 NOT_WRITTEN, INCOMPLETE = "the builder does not write it", "the file lacks nodes or inputs, and onnxruntime refuses it"
 PACKED = "packed for one kind of processor"
 # what the current builder says of families that it does not write, or not for all processors
-REFUSED = {"gemma3": "rope_type", "smollm3": "position_ids", "phimoe": "longrope"}
+REFUSED = {"gemma3": "rope_type", "smollm3": "position_ids", "phimoe": "longrope", "granite 4 hybrid": "q_proj"}
 OLDER, WRITTEN_BY_OLDER = "0.15.2", ("gemma3",)  # a builder that goes with transformers 4
 MARKS = {"": "", NOT_WRITTEN: " ¹", INCOMPLETE: " ²", PACKED: " ⁴"}
 
@@ -93,7 +128,8 @@ def network(family: str, seed: int = 0) -> Any:
     torchvision_operators.declare()  # Gemma 3's module imports torchvision
     model, config, own = FAMILIES[family]
     torch.manual_seed(seed)
-    made = getattr(transformers, model)(getattr(transformers, config)(**SIZES | own)).float().eval()
+    settings = own if "text_config" in own else SIZES | own
+    made = getattr(transformers, model)(getattr(transformers, config)(**settings)).float().eval()
     for parameter in made.parameters():
         if parameter.ndim == 1:  # norms of ones and biases of zeros would hide faults
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -167,6 +203,8 @@ def build(source: Path, out: Path, precision: str, device: str, *options: str) -
 
 
 def adapted(model: Path, family: str) -> Any:
+    if family in HYBRID:
+        return gg.lora(model, adapted_layers(load_model(model), Recipe()), rank=2)
     return gg.lora(model, "*attn*" if family == "gpt-oss" else ["*attn*", "*mlp*"], rank=2)
 
 

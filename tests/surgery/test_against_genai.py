@@ -130,12 +130,16 @@ def test_a_family_gives_the_scores_of_pytorch(family: tuple[str, Any, Path]) -> 
     if name in families.NOT_AS_IN_TORCH:
         pytest.skip("the file gives other scores in onnxruntime, too")
     found = scores(families.adapted(file, name), IDS)
-    np.testing.assert_allclose(found, of_torch(network, IDS), atol=3e-6)
+    np.testing.assert_allclose(found, of_torch(network, IDS), atol=families.CLOSE.get(name, 3e-6))
 
 
 def test_padding_on_the_left_changes_nothing(family: tuple[str, Any, Path]) -> None:
     name, _, file = family
     adapted = families.adapted(file, name)
+    if name in families.HYBRID:
+        with pytest.raises(BuildError, match="which would read padding"):
+            surgery.language_model(adapted, keep="attention_mask")
+        return
     padded = np.pad(IDS, ((0, 0), (4, 0)), constant_values=9)
     mask = np.pad(np.ones_like(IDS), ((0, 0), (4, 0)))
     np.testing.assert_allclose(scores(adapted, padded, mask)[:, 4:], scores(adapted, IDS), atol=3e-6)
@@ -156,12 +160,13 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     name, network, file = family
     if kind != "lora" and name not in ("llama", "llama 3", "phi3"):
         pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
-    theirs = with_adapter(network, tmp_path / "theirs", **KINDS[kind])
+    targets = families.PEFT_TARGETS.get(name, "all-linear")
+    theirs = with_adapter(network, tmp_path / "theirs", target_modules=targets, **KINDS[kind])
     wanted = of_torch(theirs, IDS)
     model = surgery.load_adapter(file, tmp_path / "theirs")
     if name not in families.NOT_AS_IN_TORCH:
         assert np.abs(wanted - of_torch(network, IDS)).max() > 0.05
-        np.testing.assert_allclose(scores(model, IDS), wanted, atol=3e-6)
+        np.testing.assert_allclose(scores(model, IDS), wanted, atol=families.CLOSE.get(name, 3e-6))
     surgery.save_adapter(model, tmp_path / "ours", family=families.PEFT_FAMILY.get(name, "llama"))
     read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path / "ours").eval()
     np.testing.assert_allclose(of_torch(read, IDS), wanted, atol=3e-6)
@@ -231,6 +236,22 @@ def remove_tensors(path: Path, end: str) -> None:
     safetensors.save_file(kept, path, metadata={"format": "pt"})
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_hybrid_models_learn_as_beside_pytorch(family: tuple[str, Any, Path], precision: str, tmp_path: Path) -> None:
+    """Losses of some steps with an adapter of PEFT on every mixer and MLP; in four bits, they come down."""
+    pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
+    name, network, file = family
+    if name not in families.HYBRID:
+        pytest.skip("tried with families that have other states than keys and values")
+    if precision == "int4":
+        assert families.verdict(name, file.parent.parent / "hf", tmp_path / "int4", "int4", "cpu") == ""
+        return
+    theirs = with_adapter(network, tmp_path / "theirs", target_modules=families.PEFT_TARGETS.get(name, "all-linear"))
+    wanted, found = losses(theirs, surgery.load_adapter(file, tmp_path / "theirs"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert wanted[-1] < wanted[0]
+
+
 def test_packed_rows_have_the_losses_of_rows_alone(family: tuple[str, Any, Path]) -> None:
     """Texts of 5 to 15 tokens, where a window is of 8."""
     name, _, file = family
@@ -272,7 +293,7 @@ def test_the_table_of_the_page_has_every_family() -> None:
 def test_the_builder_writes_no_such_file(name: str, tmp_path: Path) -> None:
     """Once it does, the table and its notes have to say what becomes of the file."""
     families.write_network(name, tmp_path / "hf")
-    with pytest.raises((KeyError, NotImplementedError), match=families.REFUSED[name]):
+    with pytest.raises((AttributeError, KeyError, NotImplementedError), match=families.REFUSED[name]):
         families.build(tmp_path / "hf", tmp_path / "out", "fp32", "cpu")
 
 

@@ -195,10 +195,14 @@ def test_long_texts_become_rows() -> None:
 
 
 def tiny(inputs: dict[str, tuple[int, list[Any]]]) -> onnx.ModelProto:
+    """Scores of ``input_ids``; other inputs are states that stay as they are."""
+    states = {n: [f"next_{n}", *given] for n, given in inputs.items() if n != "input_ids"}
+    scores = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*inputs["input_ids"][1], 4])
     graph = helper.make_graph(
-        [helper.make_node("Gather", ["w", "input_ids"], ["logits"])], "g",
+        [helper.make_node("Gather", ["w", "input_ids"], ["logits"]),
+         *(helper.make_node("Identity", [name], [then]) for name, (then, _, _) in states.items())], "g",
         [helper.make_tensor_value_info(n, kind, shape) for n, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", 4])],
+        [scores, *(helper.make_tensor_value_info(*given) for given in states.values())],
         [onnx.numpy_helper.from_array(np.ones((9, 4), np.float32), "w")],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -240,7 +244,11 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs for a cache, a mask or positions"),
+        (
+            lambda: surgery.language_model(tiny({"input_ids": (TensorProto.INT64, ["b"])})),
+            BuildError,
+            "neither tokens nor inputs for a cache, a mask or positions",
+        ),
         (
             lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.INT64, ["b", 4, 3])})),
             BuildError,

@@ -88,6 +88,25 @@ def test_gated_bias_of_relative_positions(d):
     assert wrong_gradients(model, found, given, list(given)) == []
 
 
+@pytest.mark.parametrize("bidirectional", [0, 1])
+def test_bias_of_relative_positions(bidirectional):
+    """T5's buckets, in NumPy."""
+    buckets, heads, farthest, queries, keys = 8, 2, 20, 6, 30
+    table = real(buckets, heads)
+    feeds = {"t": table, "q": np.array([queries]), "k": np.array([keys])}
+    away = np.arange(keys) - np.arange(queries)[:, None]
+    each = buckets // (1 + bidirectional)
+    far = np.abs(away) if bidirectional else np.maximum(-away, 0)
+    logarithms = np.log(np.maximum(far, 1) / (each // 2)) / np.log(farthest / (each // 2))
+    large = np.minimum(each // 2 + (logarithms * (each - each // 2)).astype(int), each - 1)
+    bucket = np.where(far < each // 2, far, large) + (each * (away > 0) if bidirectional else 0)
+    attrs = {"max_distance": farthest, "is_bidirectional": bidirectional}
+    model, given = fused("RelativePositionBias", feeds, attrs)
+    found = normal_form(model)
+    assert_same([table[bucket].transpose(2, 0, 1)[None]], run(found, given))
+    assert wrong_gradients(model, found, given, ["t"]) == []
+
+
 def test_what_has_no_form_is_refused():
     model, _ = fused("BranchwiseRMSNorm", {"x": STREAMS, "s": real(H)}, {}, dynamic=True)
     with pytest.raises(ModelError, match=r"'fused'.*a scale or a hidden axis of unknown size"):

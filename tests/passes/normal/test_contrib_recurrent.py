@@ -30,7 +30,7 @@ def test_causal_convolution(activation, dilation, bias, past, layout):
     check(*fused("CausalConvWithState", feeds, attrs, ["y", "present"]))
 
 
-HEADS = [(2, 2), (4, 2), (2, 4)]  # of queries, and of keys and values
+HEADS = [(2, 2, 2), (4, 2, 2), (2, 4, 4), (2, 2, 4)]  # of queries, keys and values
 
 
 @pytest.mark.sweep(0.07)
@@ -38,8 +38,8 @@ HEADS = [(2, 2), (4, 2), (2, 4)]  # of queries, and of keys and values
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize(("by_key", "beta_of_each", "past"), list(itertools.product([False, True], repeat=3)))
 def test_linear_attention(rule, heads, by_key, beta_of_each, past):
-    (hq, hk), d, m = heads, 4, 3
-    feeds = {"q": real(B, T, hq * d), "k": 0.5 * real(B, T, hk * d, seed=1), "v": real(B, T, hk * m, seed=2)}
+    (hq, h_of_keys, hk), d, m = heads, 4, 3
+    feeds = {"q": real(B, T, hq * d), "k": 0.5 * real(B, T, h_of_keys * d, seed=1), "v": real(B, T, hk * m, seed=2)}
     feeds["s"] = real(B, hk, d, m, seed=3) if past else None
     feeds["d"] = -abs(real(B, T, hk * d if by_key else hk, seed=4)) if "gated" in rule else None
     feeds["b"] = abs(real(B, T, hk if beta_of_each else 1, seed=5)) / 4 if "delta" in rule else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -10,7 +11,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.dialects.contrib import fused, reads_output, refuse
 from gradgraph.passes.normal.opsets.attention_formula import split_heads
 
-_FLOAT = ir.DataType.FLOAT
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
 @fused("BranchwiseRMSNorm")
@@ -158,3 +159,35 @@ def gated_relative_position_bias(
     sums = op.ReduceSum(op.Reshape(heads @ weight + bias, [0, 0, 0, 2, -1]), [-1], keepdims=0)
     u, r = op.Split(op.Sigmoid(sums), axis=-1, num_outputs=2, outputs=2)
     return (u * (r * scale - 1.0) + 2.0) * positions
+
+
+@fused("RelativePositionBias")
+def relative_position_bias(
+    op: Builder,
+    node: ir.Node,
+    table: Var,
+    query_length: Var,
+    key_length: Var,
+    *,
+    max_distance: int,
+    is_bidirectional: int = 0,
+) -> Any:
+    """Look up T5's attention bias [1, heads, queries, keys] in ``table`` [buckets, heads].
+
+    Half of the buckets are for one distance each. The others are logarithmic, up to ``max_distance``. With
+    ``is_bidirectional``, keys after the query have buckets of their own.
+    """
+    buckets = table.dim(0)
+    if not isinstance(buckets, int):
+        raise refuse(node, "has an unknown number of buckets")
+    lengths = [op.Range(0, op.Reshape(n, op.const([], _INT64)), 1) for n in (query_length, key_length)]
+    distance = op.Unsqueeze(lengths[1], [0]) - op.Unsqueeze(lengths[0], [1])
+    buckets = buckets // 2 if is_bidirectional else buckets
+    far = op.Abs(distance) if is_bidirectional else op.Max(-distance, 0)
+    exact = buckets // 2
+    ratio = op.cast(op.Max(far, exact), _FLOAT) / float(exact)
+    steps = op.Log(ratio) / math.log(max_distance / exact) * float(buckets - exact)
+    large = op.Min(op.cast(steps, _INT64) + exact, buckets - 1)
+    bucket = op.Where(far < exact, far, large)
+    bucket = op.Where(distance > 0, bucket + buckets, bucket) if is_bidirectional else bucket
+    return op.Unsqueeze(op.Transpose(op.Gather(table, bucket), perm=[2, 0, 1]), [0])

@@ -79,12 +79,13 @@ def linear_attention(
     delta rule S ← S + k ⊗ β(v − Sᵀk); o = scale · Sᵀq.
 
     Axes are b (batch), t (time), h (heads, each shared by g query heads), d (size of a key) and m (size of a value);
-    the state is [b, h, d, m]. com.microsoft's operator of this name also allows more key heads than query heads; the
-    key heads then share queries.
+    the state is [b, h, d, m]. com.microsoft's operator of this name also allows more value heads than query or key
+    heads; value heads then share queries or keys.
     """
     wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
     q = _queries(op, wide[0], q_num_heads, kv_num_heads)
-    k, v = (op.Unsqueeze(in_heads(op, x, kv_num_heads), [axis]) for x, axis in ((wide[1], 4), (wide[2], 3)))
+    keys = _repeated(op, wide[1], _key_heads(query, key, q_num_heads, kv_num_heads), kv_num_heads)
+    k, v = op.Unsqueeze(keys, [4]), op.Unsqueeze(in_heads(op, wide[2], kv_num_heads), [3])
     inputs = {"q": q * (scale or _default_scale(op, q)), "k": k, "v": v}  # q [b,t,h,g,d]  k [..d,1]  v [..1,m]
     if decay is not None:
         by_head = in_heads(op, op.Exp(op.cast(decay, ir.DataType.FLOAT)), kv_num_heads)
@@ -104,13 +105,27 @@ def linear_attention(
 
 
 def _queries(op: Builder, query: Var, heads: int, kv_heads: int) -> Var:
-    """Reshape [b, t, heads · d] to [b, t, h, g, d], one group of g queries for each of h key heads."""
+    """Reshape [b, t, heads · d] to [b, t, h, g, d], one group of g queries for each of h value heads."""
+    if kv_heads > heads:
+        return op.Unsqueeze(_repeated(op, query, heads, kv_heads), [3])
     width = query.dim(2)
+    return op.Reshape(query, [0, 0, kv_heads, heads // kv_heads, width // heads if isinstance(width, int) else -1])
+
+
+def _key_heads(query: Var, key: Var, heads: int, kv_heads: int) -> int:
+    """Return the number of key heads, whose size is that of query heads; ``kv_heads`` if sizes are unknown."""
+    widths = query.dim(2), key.dim(2)
+    return widths[1] // (widths[0] // heads) if all(isinstance(w, int) for w in widths) else kv_heads
+
+
+def _repeated(op: Builder, x: Var, heads: int, wanted: int) -> Var:
+    """Reshape [b, t, heads · d] to [b, t, wanted, d], with each head ``wanted / heads`` times in a row."""
+    if heads == wanted:
+        return in_heads(op, x, heads)
+    width = x.dim(2)
     size = width // heads if isinstance(width, int) else -1
-    if kv_heads <= heads:
-        return op.Reshape(query, [0, 0, kv_heads, heads // kv_heads, size])
-    repeated = op.Tile(op.Reshape(query, [0, 0, heads, 1, size]), [1, 1, 1, kv_heads // heads, 1])
-    return op.Reshape(repeated, [0, 0, kv_heads, 1, size])
+    repeated = op.Tile(op.Reshape(x, [0, 0, heads, 1, size]), [1, 1, 1, wanted // heads, 1])
+    return op.Reshape(repeated, [0, 0, wanted, size])
 
 
 def _default_scale(op: Builder, q: Var) -> Any:

@@ -1,0 +1,185 @@
+"""Kinds of the linear layers of a decoder, by what the nodes around them compute.
+
+A block of a decoder adds its result to the hidden states (the residual stream). Its layers are of one kind:
+
+1. attention: the block has an attention operator, or a Softmax.
+2. convolution mixer: a causal convolution along the tokens (LFM2).
+3. recurrent mixer: linear attention or another recurrence (Qwen3-Next, Mamba), also with a convolution before it. In
+   standard operators, it has a cumulative sum of decays, a Loop or Scan, or multiplies a state.
+4. expert: tokens are selected for it by a router. Experts inside one MoE operator are not linear layers of their own.
+5. MLP: none of these.
+
+The head computes next-token scores; a router computes scores by which experts are selected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.surgery.language_models import model_states, score_outputs
+from gradgraph.surgery.linear_layers import Layer, linear_layers
+
+HEAD, ROUTER, EXPERT, MLP = "head", "router", "expert", "MLP"
+ATTENTION, CONVOLUTION, RECURRENCE = "attention", "convolution mixer", "recurrent mixer"
+# kinds of blocks by their operators; the first that is found counts
+_MIXERS: dict[str, frozenset[str]] = {
+    RECURRENCE: frozenset({"CumSum", "GRU", "GatedDeltaNet", "LSTM", "LinearAttention", "Loop", "RNN", "Scan"}),
+    ATTENTION: frozenset({"Attention", "DecoderMaskedMultiHeadAttention", "GroupQueryAttention", "MultiHeadAttention",
+                          "PagedAttention", "PackedAttention", "PackedMultiHeadAttention", "Softmax",
+                          "SparseAttention"}),
+    CONVOLUTION: frozenset({"CausalConvWithState", "Conv", "VarlenCausalConvWithState"}),
+    EXPERT: frozenset({"Compress", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"}),
+}  # fmt: skip
+_PRODUCTS = frozenset({"Einsum", "MatMul", "Mul"})
+_SUMS = frozenset({"Add", "Sum"})
+_SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
+# operators between a router and the node that reads its scores
+_ON_THE_WAY = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Unsqueeze"})
+_CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "QMoE"): 1}  # input: expert scores
+Kinds: TypeAlias = dict[ir.Node, str]
+
+
+def layers_and_kinds(decoder: ir.Model) -> tuple[list[Layer], Kinds]:
+    """Return the linear layers of a decoder except embeddings and convolutions, and the kind of each by its node."""
+    layers = [layer for layer in linear_layers(decoder, "*")[0] if layer.kind not in ("Gather", "Conv")]
+    return layers, _Blocks(decoder, layers).kinds()
+
+
+def other_layers(decoder: ir.Model) -> Counter[str]:
+    """Count the nodes with weights that are not linear layers: convolutions, and mixtures of experts."""
+    found = Counter[str]()
+    for node in nodes_of(decoder):
+        if node.op_type in _MIXERS[CONVOLUTION]:
+            found["convolution"] += 1
+        elif node.domain and (node.domain, node.op_type) in _CHOOSES_BY:
+            found["MoE operator with its experts"] += 1
+        elif any(_is_of_experts(value) for value in node.inputs):
+            found["tensor of experts"] += 1
+    return found
+
+
+def _is_of_experts(value: ir.Value | None) -> bool:
+    """Whether ``value`` is a stored [experts, inputs, outputs] tensor of weights."""
+    stored = None if value is None else value.const_value
+    return stored is not None and stored.dtype.is_floating_point() and stored.shape.rank() == 3 and stored.size > 1
+
+
+class _Blocks:
+    """The surroundings of layers, up to the next layers and the residual stream."""
+
+    def __init__(self, decoder: ir.Model, layers: Sequence[Layer]) -> None:
+        self._decoder, self._layers = decoder, layers
+        self._nodes = {layer.node for layer in layers}
+        self._widths = {size for layer in layers for size in layer.sizes}
+        fixed = [state.past for state in model_states(decoder) if state.axis is None]
+        self._decays = {node for past in fixed for node in past.consumers() if node.op_type in _PRODUCTS}
+
+    def kinds(self) -> Kinds:
+        heads, found = self._heads(), Kinds()
+        for layer in reversed(self._layers):  # a layer's kind may follow from that of the next one
+            if layer.node in heads:
+                found[layer.node] = HEAD
+            elif _routes(layer.result):
+                found[layer.node] = ROUTER
+            else:
+                found[layer.node] = self._kind(layer, found)
+        return found
+
+    def _kind(self, layer: Layer, known: Kinds) -> str:
+        behind, following = self._behind(layer)
+        there = [*self._before(layer), *behind]
+        kinds = {kind for kind, names in _MIXERS.items() if any(_is_of(node, names) for node in there)}
+        kinds |= {known.get(node, MLP) for node in following}
+        kinds |= {RECURRENCE} if self._decays.intersection(there) else set()
+        return next((kind for kind in _MIXERS if kind in kinds), MLP)
+
+    def _before(self, layer: Layer) -> list[ir.Node]:
+        """Return the nodes that compute the data of a layer from other layers or the residual stream."""
+        found, waiting, seen = list[ir.Node](), [layer.data], set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            if value in seen or node is None or node in self._nodes or self._is_residual(node):
+                continue
+            seen.add(value)
+            found.append(node)
+            waiting += [v for v in node.inputs if v is not None and _is_floating(v)]
+        return found
+
+    def _behind(self, layer: Layer) -> tuple[list[ir.Node], list[ir.Node]]:
+        """Return the nodes that read a layer's result, up to other layers or the residual stream; and these layers."""
+        found, following, waiting, seen = list[ir.Node](), list[ir.Node](), [layer.node.outputs[0]], set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for node in value.consumers():
+                if node in self._nodes:
+                    following.append(node)
+                elif not self._is_residual(node):
+                    found.append(node)
+                    waiting += [v for v in node.outputs if _is_floating(v)]
+        return found, following
+
+    def _is_residual(self, node: ir.Node) -> bool:
+        """Whether ``node`` adds the result of a block to the hidden states, which other nodes read, too."""
+        if node.op_type in _SKIPS:
+            return True
+        if node.domain or node.op_type not in _SUMS:
+            return False
+        added = [v for v in node.inputs if v is not None and v.producer() is not None]
+        return len(added) > 1 and any(len(v.uses()) > 1 and self._is_hidden(v) for v in added)
+
+    def _is_hidden(self, value: ir.Value) -> bool:
+        shape = shape_of(value)
+        return shape is None or (len(shape) <= 3 and (not isinstance(shape[-1], int) or shape[-1] in self._widths))
+
+    def _heads(self) -> set[ir.Node]:
+        """Return the layers that compute next-token scores: the first layers on each path back from the scores."""
+        found, seen = set[ir.Node](), set[ir.Value]()
+        waiting: list[ir.Value | None] = list(score_outputs(self._decoder))
+        while waiting:
+            value = waiting.pop()
+            node = None if value is None or value in seen else value.producer()
+            if value is not None:
+                seen.add(value)
+            if node in self._nodes:
+                found.add(node)
+            elif node is not None:
+                waiting.extend(node.inputs)
+        return found
+
+
+def _is_of(node: ir.Node, names: Iterable[str]) -> bool:
+    """Whether ``node`` is an operator of these; a Gather only if it selects from computed values at computed places."""
+    if node.op_type not in names:
+        return False
+    if node.op_type in _MIXERS[EXPERT]:
+        return all(v is not None and v.producer() is not None for v in node.inputs[:2]) and _is_floating(
+            node.outputs[0]
+        )
+    return node.op_type != "CumSum" or _is_floating(node.outputs[0])
+
+
+def _is_floating(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _routes(value: ir.Value) -> bool:
+    """Whether ``value`` contains the scores by which a router selects experts."""
+    seen, waiting = set[ir.Value](), [value]
+    while waiting:
+        for node, place in waiting.pop().uses():
+            if _CHOOSES_BY.get((node.domain, node.op_type)) == place:
+                return True
+            if node.op_type in _ON_THE_WAY and not node.domain and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                waiting.append(node.outputs[0])
+    return False
