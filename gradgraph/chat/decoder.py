@@ -192,12 +192,13 @@ class Decoder:
                     remedy="put that file next to the model, or pass head_size=",
                     shell="put that file next to the model",
                 )
-        if None in sizes:
+        shape = [size for size in sizes if size is not None]
+        if len(shape) < len(sizes):
             raise ModelError(
                 f"the sizes of the state '{shown(name)}' are unknown ({value.shape}); export the model with fixed "
                 "sizes of its states, or generate with onnxruntime-genai"
             )
-        return ort.OrtValue.ortvalue_from_numpy(np.zeros(sizes, _FLOATS[value.type]))
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, _FLOATS[value.type]))
 
     def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
         """Return the scores ``[rows, new tokens, vocabulary]`` and add the new tokens to the cache."""
@@ -218,7 +219,7 @@ class Decoder:
 
     def _placed(self, positions: Array) -> Array:
         """Return positions ``[rows, new]`` in the shape of the input, which may have axes of MRoPE in front."""
-        shape = self._inputs[POSITIONS].shape if POSITIONS in self._inputs else [None, None]
+        shape: list[Any] = self._inputs[POSITIONS].shape if POSITIONS in self._inputs else []
         return np.broadcast_to(positions, (shape[0], *positions.shape)) if len(shape) == 3 else positions
 
 

@@ -114,8 +114,8 @@ def _queries(op: Builder, query: Var, heads: int, kv_heads: int) -> Var:
 
 def _key_heads(query: Var, key: Var, heads: int, kv_heads: int) -> int:
     """Return the number of key heads, whose size is that of query heads; ``kv_heads`` if sizes are unknown."""
-    widths = query.dim(2), key.dim(2)
-    return widths[1] // (widths[0] // heads) if all(isinstance(w, int) for w in widths) else kv_heads
+    queries, keys = query.dim(2), key.dim(2)
+    return keys // (queries // heads) if isinstance(queries, int) and isinstance(keys, int) else kv_heads
 
 
 def _repeated(op: Builder, x: Var, heads: int, wanted: int) -> Var:
