@@ -69,7 +69,7 @@ def test_beside_python(tmp_path: Path) -> None:
     }  # fmt: skip
     models = [(gg.explain(file, name, target=1, **given), feeds) for name, given in options.items()]
     step = gg.build(file, "cross_entropy", gg.optim.sgd(0.1), adversarial=gg.PGD(0.2, n=2, random_start=True))
-    batch = {**run(step.init, {}), **feeds, "target": np.array([0, 2])}
+    batch = {**run(step.init, {}), **feeds, "target": np.array([0, 2]), "learning_rate": np.array(0.1, np.float32)}
     models.append((step.train, {v.name: batch[v.name] for v in step.train.graph.input}))
     for found, (model, given), name in zip(in_node(models, tmp_path), models, [*options, "step"], strict=True):
         for output, value in run(model, given).items():
