@@ -28,6 +28,7 @@ Found = dict[str, Any]
 POINTS, STEPS, EPSILON = 4, 3, 0.01
 NEAR = 2e-4  # of the largest attribution: what float32 leaves of sums of other order in deep networks
 LENGTHS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4)  # moves along the gradient, as parts of the input
+CLEAR = 30  # units in the last place of the score that a difference must have
 STEADY = 0.1  # by which slopes of neighbouring lengths may differ, and from the gradient
 FLIPPED = 0.02  # of the elements that an attack may move otherwise: their gradient is next to zero
 
@@ -47,7 +48,7 @@ class Plain:
     """A model in onnxruntime, with the score of one element of an output as a function of one input."""
 
     def __init__(self, path: Path, feeds: Mapping[str, Array], model: ir.Model) -> None:
-        self._proto, self._feeds = onnx.load(path), dict(feeds)
+        self._proto, self._feeds, self.largest = onnx.load(path), dict(feeds), 0.0
         inputs = {v.name or "": v for v in model.graph.inputs}
         floats = [n for n in feeds if n in inputs and feeds[n].dtype.kind == "f" and feeds[n].ndim > 1]
         if not floats:
@@ -72,7 +73,9 @@ class Plain:
         return dict(zip(asked, session.run(asked, {**self._feeds, self.input: x}), strict=True))
 
     def score(self, x: Array) -> Array:
-        return self.outputs(x)[self.output][(slice(None), *self.place)].astype(np.float64)
+        found: Array = self.outputs(x)[self.output][(slice(None), *self.place)].astype(np.float64)
+        self.largest = max(self.largest, float(np.abs(found).max()))
+        return found
 
     def gradient(self, x: Array, of: str = "", cotangent: Callable[[Array], Array] | None = None) -> Array:
         """The gradient of the score with respect to the input, or to an inner value."""
@@ -114,7 +117,7 @@ class Plain:
 
     def _leads(self, name: str) -> bool:
         try:
-            return bool(np.abs(self.gradient(self.x, name)).max() > 0)
+            return bool(np.abs(self.gradient(self.x, name)).max() > 1e-12)  # squares of less are 0 in float32
         except GradgraphError:
             return False
 
@@ -128,7 +131,8 @@ class Plain:
         for part in LENGTHS:
             h = part * float(np.linalg.norm(self.x) or 1.0)
             ends = [self.score((self.x + s * h * along).astype(self.x.dtype)).sum() for s in (1, -1)]
-            slopes.append((ends[0] - ends[1]) / (2 * h) / length)
+            if abs(ends[0] - ends[1]) > CLEAR * np.finfo(np.float32).eps * self.largest:
+                slopes.append((ends[0] - ends[1]) / (2 * h) / length)
         steady = [(a + b) / 2 for a, b in itertools.pairwise(slopes) if abs(a - b) <= STEADY * max(abs(a), abs(b))]
         return "" if not steady or min(abs(s - 1) for s in steady) <= STEADY else f"slopes are {steady} of the gradient"
 
@@ -184,7 +188,7 @@ def _features(p: Plain) -> Array:
 def _ordered(p: Plain) -> Array:
     groups, generator = _features(p), np.random.default_rng(0)
     total = np.zeros(p.x.shape)
-    for order in [generator.permutation(5) for _ in range(2)]:
+    for order in [generator.permutation(int(groups.max()) + 1) for _ in range(2)]:
         x, before = np.zeros_like(p.x), p.score(np.zeros_like(p.x))
         for feature in order:
             x = np.where(groups == feature, p.x, x)
@@ -293,7 +297,7 @@ def _applies(name: str, plain: Plain, model: ir.Model) -> bool:
 def _distance(name: str, result: Array, expected: Array, plain: Plain) -> float:
     """The largest difference, as a part of the largest attribution; for attacks, the share of differing elements.
 
-    Differences of scores are not more exact than the scores.
+    Differences of scores are not more exact than the largest of these.
     """
     if result.shape != expected.shape:
         return float("inf")
@@ -301,5 +305,5 @@ def _distance(name: str, result: Array, expected: Array, plain: Plain) -> float:
     if name == "pgd":
         return float((apart > 1e-3 * EPSILON).mean())
     if name in ("occlusion", "shapley"):
-        apart = np.maximum(apart - 8 * np.finfo(np.float32).eps * np.abs(plain.score(plain.x)).max(), 0)
+        apart = np.maximum(apart - 8 * np.finfo(np.float32).eps * plain.largest, 0)
     return float(apart.max() / max(float(np.abs(expected).max()), 1e-30))
