@@ -1,5 +1,5 @@
-"""``gradgraph finetune``: fine-tune the language model in a folder on chat data, and write a folder of the same
-kind.
+"""``gradgraph finetune``: fine-tune the model in a folder (a language model on chat data, a classifier on labels), and
+write a folder of the same kind.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.chat_recipe import GENERATION, Recipe
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
@@ -35,7 +35,7 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option(
     "--data", type=PATH, required=True,
     help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, text, or chosen "
-         "and rejected.",
+         "and rejected. For classification, texts and labels.",
 )  # fmt: skip
 @click.option("-o", "--out", type=PATH, help="Output folder.")
 @click.option("--validation", type=PATH, help="Validation data. Default: a fraction of the rows is held out.")
@@ -69,7 +69,7 @@ def command(
     **options: Any,
 ) -> None:
     """Fine-tune a language model (a FOLDER written by onnxruntime-genai's builder or optimum) on chat data with
-    adapters.
+    adapters, or a classifier (--task) on a table of texts and labels.
 
     Examples:
       gradgraph finetune llm-int4/ --data chat.jsonl --show 3
@@ -77,10 +77,13 @@ def command(
       gradgraph finetune llm-int4/ --data chat.jsonl --sample "Who are you?" --sample-every 20 -o tuned/
       gradgraph finetune llm-int4/ --data preferences.jsonl --loss dpo -o tuned/
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
+      gradgraph finetune bert/ --task text-classification --data reviews.csv --column label=stars -o tuned/
     """
     from gradgraph.chat.finetuning import CHECKPOINT, TRAINING, finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in
 
+    if show is not None and options["task"] != GENERATION:
+        raise click.UsageError(f"--show prints chat data, but --task is {options['task']}; omit it")
     if show is not None:
         with output.printed_log("gradgraph.chat"):
             recipe = Recipe().changed(options)
@@ -113,6 +116,9 @@ def command(
     if "held_out_loss" in found.figures:
         before, after = (found.figures[name] for name in ("held_out_loss_before", "held_out_loss"))
         output.say(f"loss of held-out pairs: {before:.4g} before, {after:.4g} after")
+    for name in found.figures:
+        if name.startswith("val_"):
+            output.say(f"{name}: {found.figures[name]:.4g}")
     pace = found.figures.get("tokens_a_second")
     speed = "" if pace is None else f", {pace:,.0f} tokens a second"
     output.say(f"{found.figures['steps']} steps{speed}; wrote {out}")

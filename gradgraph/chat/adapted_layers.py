@@ -46,6 +46,12 @@ def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
     return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)
 
 
+def products(model: ir.Model, below_head: bool) -> list[Layer]:
+    """Return all linear layers of a model other than embeddings and convolutions; or the default ones for adapters."""
+    every, kinds = layers_and_kinds(model)
+    return _by_default(every, kinds) if below_head else every
+
+
 def _by_default(layers: list[Layer], kinds: Kinds) -> list[Layer]:
     return [layer for layer in layers if kinds[layer.node] not in (HEAD, ROUTER)] or layers
 

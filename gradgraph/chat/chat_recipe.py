@@ -15,6 +15,10 @@ RANK = 16  # the default rank
 LONG = ("error", "drop", "cut")
 DESIRABLE = "desirable"  # the target of a preference loss that reads one answer per row
 NEXT_TOKEN = "cross_entropy"
+GENERATION = "text-generation"
+SEQ2SEQ = "text2text-generation"
+LABELLED = ("text-classification", "token-classification")
+RATE, RATE_OF_ALL = 2e-4, 5e-5  # default learning rates: of adapters, and of all weights
 FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
 BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
 _TEXTS = Kind("a string, or a list of strings", NAMES.fits)
@@ -25,6 +29,11 @@ _TEXTS = Kind("a string, or a list of strings", NAMES.fits)
 class Recipe:
     """The options of a fine-tuning run; each a field."""
 
+    task: str = spelled(
+        "What the model is trained for: to go on with chats, to answer by an encoder and a decoder (T5, BART), or to "
+        "classify; classification trains all weights.",
+        "training", choices=(GENERATION, SEQ2SEQ, *LABELLED), default=GENERATION,
+    )  # fmt: skip
     rank: int | None = spelled(
         "Rank of the adapters. Default: 16; with --memory, at most 16.",
         "training", "whole", kind=whole(1).or_none(), default=None,
@@ -52,9 +61,9 @@ class Recipe:
         "Number of batches over which gradients are accumulated.",
         "training", "whole", kind=whole(1), default=1,
     )  # fmt: skip
-    learning_rate: float = spelled(
-        "Peak learning rate of AdamW.",
-        "training", "number", flags="--lr --learning-rate", kind=number(0, above=True), default=2e-4,
+    learning_rate: float | None = spelled(
+        "Peak learning rate of AdamW. Default: 2e-4 for adapters; 5e-5 for all weights.",
+        "training", "number", flags="--lr --learning-rate", kind=number(0, above=True).or_none(), default=None,
     )  # fmt: skip
     warmup: float = spelled(
         "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.",
@@ -207,8 +216,13 @@ class Recipe:
 
     @property
     def settled(self) -> Recipe:
-        """A copy of the recipe with the default rank if none is set."""
-        return self.of_rank(self.rank or RANK)
+        """A copy of the recipe with the default rank and learning rate if none are set."""
+        return replace(self.of_rank(self.rank or RANK), learning_rate=self.rate)
+
+    @property
+    def rate(self) -> float:
+        """The peak learning rate."""
+        return self.learning_rate or (RATE_OF_ALL if self.task in LABELLED else RATE)
 
     @property
     def prefers(self) -> bool:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from gradgraph.arguments import PATH, described
 from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
+from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, STOPS_ONLY, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, measured
 from gradgraph.chat.memory_plan import planned
@@ -132,6 +132,9 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a language model on chat data with adapters, and write the result to a folder.
 
+    With another ``task``, an encoder and a decoder are trained on prompts and completions, also with adapters; or all
+    weights of a classifier of texts or tokens on a file of texts and labels, as by :func:`gradgraph.train`.
+
     ``out`` gets ``adapter/`` (in PEFT's format), ``adapter.onnx_adapter``, the merged model with the other files of
     the given folder (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
     which a run is resumed.
@@ -162,7 +165,10 @@ def finetune(
     check_suffix(out, FOLDER)
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
-    _check_place(place, resume)
+    if chosen.task != GENERATION:
+        return _of_task(chosen.task)(base, data, place, chosen, validation=validation, columns=columns,
+                                     template=template, resume=resume, progress=progress)  # fmt: skip
+    check_place(place, resume)
     base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
@@ -185,7 +191,7 @@ def finetune(
     samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
-    _begin(place, chosen, _digests(prepared, base, chosen), began, resume)
+    begin(place, chosen, _digests(prepared, base, chosen), began, resume)
     log.info("%s", reached(decoder, chosen))
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
@@ -211,6 +217,17 @@ def finetune(
     trainer.close_sessions()  # merging can use their memory
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
+
+
+def _of_task(task: str) -> Callable[..., Finetuned]:
+    """Return the function for a task other than text generation; these use this module."""
+    if task == SEQ2SEQ:
+        from gradgraph.chat.seq2seq import finetune_seq2seq
+
+        return finetune_seq2seq
+    from gradgraph.chat.labelled_tasks import finetune_labels
+
+    return finetune_labels
 
 
 def _name_of(data: Any) -> str:
@@ -389,9 +406,6 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     """Build the training step: the loss, and AdamW with warm-up and cosine decay."""
     batches = math.ceil(len(prepared.train) / recipe.batch_size)
     total = recipe.epochs * math.ceil(batches / recipe.accumulate)
-    rising = min(round(recipe.warmup * total), total - 1)
-    rate = optim.cosine(recipe.learning_rate, total - rising)
-    adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
     if recipe.prefers:
         loss = losses.by_name(recipe.loss, **({} if recipe.beta is None else {"beta": recipe.beta}))
         shown_beside = [metrics.reward_accuracy()] if len(loss.targets) == 1 else []
@@ -401,11 +415,19 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     return build(
         model,
         loss,
-        optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw),
+        optimizer_of(recipe, total),
         metrics=shown_beside,
         recompute="sqrt" if recipe.recompute else None,
         accumulate=recipe.accumulate > 1,
     )
+
+
+def optimizer_of(recipe: Recipe, total: int) -> optim.Optimizer:
+    """Return AdamW with clipped gradients, warm-up and cosine decay over ``total`` updates."""
+    rising = min(round(recipe.warmup * total), total - 1)
+    rate = optim.cosine(recipe.rate, total - rising)
+    adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
+    return optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw)
 
 
 def _watching(
@@ -470,7 +492,8 @@ def _fitted(
 # --- the folder of a run -----------------------------------------------------------------------------------------
 
 
-def _check_place(place: Path, resume: bool) -> None:
+def check_place(place: Path, resume: bool) -> None:
+    """Raise OutputError unless ``place`` is an empty folder, or to ``resume`` one that contains a run."""
     if resume:
         if not (place / TRAINING).is_dir():
             raise OutputError(f"'{shown(place)}' has no run to resume; start one first")
@@ -509,7 +532,7 @@ def _began(place: Path, resume: bool) -> datetime:
         return datetime.now().replace(microsecond=0)
 
 
-def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
+def begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
     """Record the options of a new run; for a resumed run, raise DataError if they differ from the record."""
     file, before = place / TRAINING / RECIPE, _recorded(place, resume)
     now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # in the form that is read back

@@ -107,7 +107,7 @@ def write_results(
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
                 figures["perplexity_merged" if kept else f"perplexity_{form}"] = measured
             if form == recipe.merge:
-                file = _save(merged, base, out)
+                file = save_decoder(merged, base, out)
         base.copy_beside(out)
     if told.template not in (None, NO_TEMPLATE):
         write_atomically(out / TEMPLATE, regular_bytes(told.template))
@@ -137,8 +137,8 @@ def _merged(
     return merged
 
 
-def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
-    """Save the merged model, and return its file name.
+def save_decoder(merged: ir.Model, base: ModelFolder, out: Path) -> str:
+    """Save the merged model under the name of the decoder of ``base`` in ``out``, and return its file name.
 
     A model with a 16-bit cache is saved without its recorded shapes, since its builder declares some of them wrongly.
     """

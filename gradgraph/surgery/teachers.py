@@ -12,7 +12,6 @@ from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
 from gradgraph.files.model_metadata import Imitation, write_imitation
 from gradgraph.files.models import Source
-from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.marks import TEACHER, TEACHERS
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import OPSET, clash
@@ -20,6 +19,7 @@ from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.surgery.joining import prefix_names, take_in
 from gradgraph.surgery.operation import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
 
 _POSITIVE = Kind("a number above zero", lambda v: NUMBER.fits(v) and v > 0)
@@ -91,9 +91,9 @@ def distill(
         _check_alike(mine, its)
     names = [value.name or "" for value, _ in pairs]
     compared = [value for _, value in pairs]
-    _call(beside)
+    prefix_names(beside, TEACHERS)
     _share_inputs(work, beside, inputs)
-    _take_in(work, beside)
+    take_in(work, beside)
     own = tuple(v.name or "" for v in work.graph.outputs)
     new = dict.fromkeys(v for pair in pairs for v in pair)
     work.graph.outputs.extend(v for v in new if not v.is_graph_output())
@@ -164,23 +164,6 @@ def _shape_text(shape: Any) -> str:
     return "of unknown shape" if shape is None else str([d if isinstance(d, int) else str(d) for d in shape])
 
 
-def _call(teacher: ir.Model) -> None:
-    """Prefix the names of all nodes and values except inputs with ``teacher.``."""
-    inputs = set(teacher.graph.inputs)
-    for graph in (teacher.graph, *teacher.graph.subgraphs()):
-        values = [*graph.initializers.values(), *(v for node in graph for v in node.outputs)]
-        if graph is not teacher.graph:
-            values += graph.inputs
-        for node in graph:
-            node.name = f"{TEACHERS}{node.name}" if node.name else None
-        for value in dict.fromkeys(values):
-            if value in inputs or not value.name:
-                continue
-            if value.const_value is not None:
-                value.const_value = own_tensor(value.const_value, value.name)
-            value.name = f"{TEACHERS}{value.name}"
-
-
 def _share_inputs(work: ir.Model, teacher: ir.Model, given: Mapping[str, str]) -> None:
     mine = {v.name or "": v for v in work.graph.inputs}
     its = {v.name or "": v for v in teacher.graph.inputs if not v.is_initializer()}
@@ -204,16 +187,3 @@ def _share_inputs(work: ir.Model, teacher: ir.Model, given: Mapping[str, str]) -
     for value in unknown:
         teacher.graph.inputs.remove(value)
         work.graph.inputs.append(value)
-
-
-def _take_in(work: ir.Model, teacher: ir.Model) -> None:
-    """Move the teacher's nodes and weights into the student."""
-    nodes, weights = list(teacher.graph), list(teacher.graph.initializers.values())
-    teacher.graph.outputs.clear()
-    teacher.graph.remove(nodes)
-    teacher.graph.initializers.clear()
-    for weight in weights:
-        work.graph.register_initializer(weight)
-    work.graph.extend(nodes)
-    for domain, version in teacher.opset_imports.items():
-        work.opset_imports.setdefault(domain, version)

@@ -1,0 +1,155 @@
+"""Classifiers of texts and of tokens are fine-tuned from a folder of optimum, with the losses of PyTorch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.errors import ArgumentError, DataError, OutputError
+from gradgraph.frontend import nn
+
+pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+
+from tests.chat import small_folder
+from tests.kit.command_line import Cli
+
+WIDTH, LABELS = 8, ("bad", "good", "mixed")
+ROWS = [("kind" if i % 3 else "rude", f"a {'kind' * (i % 3 > 0)} or {'rude' * (i % 3 < 2)} fox {i}", LABELS[i % 3])
+        for i in range(24)]  # fmt: skip
+CONFIG = {"id2label": dict(enumerate(LABELS)), "model_type": "bert"}
+
+
+class Classifier(nn.Module):
+    def __init__(self, of_tokens: bool) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(98, WIDTH), nn.Linear(WIDTH, len(LABELS))
+        self.of_tokens = of_tokens
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        x, seen = self.words(input_ids), attention_mask.to("float32").unsqueeze(-1)
+        if self.of_tokens:
+            return self.head(x * seen)
+        return self.head((x * seen).sum(1) / seen.sum(1))
+
+
+def written(folder: Path, task: str) -> Path:
+    """A folder as optimum writes it."""
+    frontend.manual_seed(0)
+    of_tokens = task.startswith("token")
+    inputs = {n: frontend.Input(("rows", "tokens"), "int64") for n in ("input_ids", "attention_mask")}
+    folder.mkdir()
+    onnx.save(frontend.export(Classifier(of_tokens), inputs, outputs=["logits"]), folder / "model.onnx")
+    small_folder.tokenizer().save(str(folder / "tokenizer.json"))
+    kind = "BertForTokenClassification" if of_tokens else "BertForSequenceClassification"
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": [kind]}))
+    return folder
+
+
+@pytest.fixture
+def texts(folder: Path) -> Path:
+    """``bert/`` and ``reviews.csv`` in the folder of ``cli``."""
+    lines = [f"{text},{label}" for _, text, label in ROWS]
+    (folder / "reviews.csv").write_text("\n".join(["review,opinion", *lines]) + "\n")
+    return written(folder / "bert", "text-classification")
+
+
+NAMED = ("--column", "text=review", "--column", "label=opinion")
+
+
+def of_torch(model: Path, epochs: int, rate: float) -> list[float]:
+    """Losses of AdamW with warm-up, cosine decay and clipping, on all rows at once."""
+    torch = pytest.importorskip("torch", reason="in no extra; the losses are compared with PyTorch's")
+    stored = {t.name: torch.nn.Parameter(torch.tensor(onnx.numpy_helper.to_array(t).copy()))
+              for t in onnx.load(model).graph.initializer if t.name.startswith(("words", "head"))}  # fmt: skip
+    words, weight, bias = (next(w for n, w in stored.items() if n.startswith(p))
+                           for p in ("words", "head.weight", "head.bias"))  # fmt: skip
+    ids = [[small_folder.WORDS[letter] for letter in text] for _, text, _ in ROWS]
+    target = torch.tensor([LABELS.index(label) for *_, label in ROWS])
+    rising = min(round(0.03 * epochs), epochs - 1)
+    optimizer, losses = torch.optim.AdamW([words, weight, bias], weight_decay=0.0), []
+    for step in range(epochs):
+        at = step - rising
+        share = step / rising if at < 0 else 0.5 * (1 + math.cos(math.pi * at / (epochs - rising)))
+        optimizer.param_groups[0]["lr"] = rate * share
+        pooled = torch.stack([words[torch.tensor(row)].mean(0) for row in ids])
+        loss = torch.nn.functional.cross_entropy(pooled @ weight.T + bias, target)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([words, weight, bias], 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_a_classifier_of_texts_has_the_losses_of_torch(texts: Path, cli: Cli) -> None:
+    ran = cli("finetune", "bert", "--task", "text-classification", "--data", "reviews.csv", *NAMED, "--epochs", "30",
+              "--lr", "0.2", "--batch-size", "24", "--validation", "reviews.csv", "-o", "tuned")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "val_accuracy: 1" in ran.err
+    names = {path.name for path in Path("tuned").iterdir()}
+    assert {"model.onnx", "tokenizer.json", "config.json", "training"} <= names
+    rows = [line.split(",") for line in Path("tuned/training/history.csv").read_text().splitlines()]
+    losses = [float(row[rows[0].index("loss")]) for row in rows[1:]]
+    np.testing.assert_allclose(losses, of_torch(Path("bert/model.onnx"), 30, 0.2), rtol=1e-4)
+    assert cli("predict", "tuned/model.onnx", "--data", "reviews.csv", "-o", "said.csv").code == 0
+    said = csv.DictReader(Path("said.csv").read_text().splitlines())
+    assert [row["class"] for row in said] == [label for *_, label in ROWS]
+    session = ort.InferenceSession("tuned/model.onnx", providers=["CPUExecutionProvider"])
+    assert {v.name for v in session.get_inputs()} == {"input_ids", "attention_mask"}
+
+
+def test_a_run_that_stopped_goes_on(texts: Path) -> None:
+    options: dict[str, Any] = {"task": "text-classification", "columns": {"text": "review", "label": "opinion"},
+                               "epochs": 4, "batch_size": 8, "learning_rate": 0.05, "progress": False}  # fmt: skip
+    whole = gg.finetune("bert", "reviews.csv", "whole", **options)
+    gg.finetune("bert", "reviews.csv", "half", **options, max_steps=5)
+    again = gg.finetune("bert", "reviews.csv", "half", **options, resume=True)
+    assert again.figures["steps"] == whole.figures["steps"] == 12
+    assert Path("half/model.onnx").read_bytes() == Path("whole/model.onnx").read_bytes()
+    with pytest.raises(OutputError, match="is not an empty folder"):
+        gg.finetune("bert", "reviews.csv", "half", **options)
+
+
+def test_a_classifier_of_tokens_learns(folder: Path) -> None:
+    written(folder / "tagger", "token-classification")
+    rows = [{"words": text.split(), "tags": [LABELS[len(word) % 3] for word in text.split()]} for _, text, _ in ROWS]
+    (folder / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gg.finetune(folder / "tagger", folder / "tags.jsonl", folder / "tuned", task="token-classification",
+                        learning_rate=0.05, epochs=6, progress=False)  # fmt: skip
+    assert found.history["loss"][-1] < 0.8 * found.history["loss"][0]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "an option of adapters": ({"rank": 4, "memory": "4GB"}, ArgumentError, "does not use 'rank', 'memory'; omit them"),
+    "a chat template": ({"template": "none"}, ArgumentError, "does not use 'template'"),
+    "rows in memory": ({"data": [{"text": "a", "label": 1}]}, ArgumentError, "reads files, but data is a list"),
+    "another column": ({"columns": {"prompt": "review"}}, ArgumentError, "has no column 'prompt'"),
+    "another task": ({"task": "token-classification"}, DataError, "has a BertForSequenceClassification, which is no "
+                     "model for token-classification; pass the task text-classification"),
+    "no tokenizer": ({}, DataError, "has no tokenizer.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_task_does_not_take(what: str, texts: Path, cli: Cli) -> None:
+    given, error, says = REFUSED[what]
+    if what == "no tokenizer":
+        (texts / "tokenizer.json").unlink()
+    given = {"data": "reviews.csv", "task": "text-classification", **given}
+    with pytest.raises(error, match=says):
+        gg.finetune("bert", given.pop("data"), "tuned", **given)
+    assert not Path("tuned").exists()
+    ran = cli("finetune", "bert", "--task", "text-classification", "--data", "reviews.csv", "--show", "1")
+    assert ran.code == 2 and "--show prints chat data" in ran.err
+    shutil.rmtree(texts)
