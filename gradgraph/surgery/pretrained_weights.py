@@ -121,8 +121,7 @@ class Plan:
         self.matches = [match for match in matches if match.parts or match.norm is not None]
         held = {match.place.value for match in self.matches}
         missing = {place.value: place.name for place in places if place.value not in held}
-        required = {place.value for place in places if place.layer is not None or place.node.op_type == TABLE}
-        required |= {place.value for place in places if place.value.name in wanted}
+        required = {place.value for place in places if place.value.name in wanted or _is_integer(place)}
         self.missing = [name for value, name in missing.items()
                         if value in required and not _is_neutral(value, name)]  # fmt: skip
         used = {part.key for match in self.matches for part in match.parts}
@@ -587,7 +586,7 @@ def _readers(place: Place) -> list[ir.Node]:
     """Return the node that reads a weight, and the nodes from the stored tensor to it."""
     if place.layer is not None:
         return [place.node, *rewritten(place.layer.weight)[1]]
-    nodes, value = [place.node], place.node.inputs[0]
+    nodes, value = [place.node], place.node.inputs[0] if place.node.op_type == TABLE else None
     while value is not None and value is not place.value and (node := value.producer()) is not None:
         nodes.append(node)
         value = node.inputs[0]
@@ -595,6 +594,12 @@ def _readers(place: Place) -> list[ir.Node]:
 
 
 # --- details ---------------------------------------------------------------------------------------------------------
+
+
+def _is_integer(place: Place) -> bool:
+    """Whether a weight is stored as integers."""
+    tensor = numbers_of(place.value)
+    return tensor is not None and not tensor.dtype.is_floating_point()
 
 
 def _is_neutral(value: ir.Value, name: str) -> bool:

@@ -9,9 +9,10 @@ import onnx_ir as ir
 from gradgraph.arguments import NAMES, PATH, checked
 from gradgraph.errors import ModelError
 from gradgraph.files.models import Source
-from gradgraph.passes.normal.weights.places import place_of
+from gradgraph.passes.normal.weights.places import behind_moves, place_of
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.surgery.operation import Path, Result, add_weight, check_patterns, closed, make_way, opened
+from gradgraph.surgery.weight_places import scope_of
 from gradgraph.surgery.weights import weights_named
 
 
@@ -56,7 +57,7 @@ def untie(work: ir.Model, value: ir.Value) -> None:
     modules = modules_of(value)
     name, tensor = value.name or "", value.const_value
     assert tensor is not None
-    owner = next((m for m in modules if name.startswith(f"{m}.")), next(iter(modules)))
+    owner = next((m for m, uses in modules.items() if _is_of(name, m, uses)), next(iter(modules)))
     for module, uses in modules.items():
         if module == owner:
             continue
@@ -67,6 +68,12 @@ def untie(work: ir.Model, value: ir.Value) -> None:
                 node.outputs[0].replace_all_uses_with(own)
             else:
                 node.replace_input_with(position, own)
+
+
+def _is_of(name: str, module: str, uses: Sequence[tuple[ir.Node, int]]) -> bool:
+    """Whether a weight is named after a module, which PyTorch's older exporter may call by its parent's name, too."""
+    scopes = {module, *(scope_of(behind_moves(node, position)[0]) for node, position in uses)}
+    return any(scope and name.startswith(f"{scope}.") for scope in scopes)
 
 
 def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:

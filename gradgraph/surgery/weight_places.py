@@ -138,7 +138,10 @@ def _tables(work: ir.Model) -> Iterator[Place]:
 def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tuple[str, ...], int]:
     name = value.name or ""
     _, role = place_of(node, position)
-    scope = scope_of(behind_moves(node, position)[0])
+    reader, _ = behind_moves(node, position)
+    scope, module = scope_of(reader), module_of(reader)
+    if module and name.startswith(f"{module}."):  # as untied weights are called
+        name = f"{scope}{name[len(module) :]}"
     found = _unique([*_recorded(value), *([] if is_anonymous(name) or name.startswith("/") else [name])])
     return _unique([*found, *([f"{scope}.{role or 'weight'}"] if scope else [])]) or (name,), len(found)
 
