@@ -54,7 +54,10 @@ class PGD:
         for name, kind in KINDS.items():
             kind.check(name, getattr(self, name))
         if self.clean == 1:
-            raise BuildError("clean=1 leaves no weight for the loss at the moved inputs; remove adversarial")
+            raise BuildError(
+                "a weight of 1 for the clean loss leaves none for the loss at the moved inputs; remove adversarial",
+                shell="remove --adversarial",
+            )
 
     @property
     def ball(self) -> Ball:

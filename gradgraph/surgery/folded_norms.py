@@ -126,7 +126,8 @@ def folded(convs: Sequence[Conv], norms: Sequence[Norm]) -> dict[int, Norm]:
     if rest:
         raise DataError(
             f"it is unknown which convolutions of the model contain the BatchNormalizations {listed(rest, 3)} of the "
-            "file; export the model without merging them, with training=TrainingMode.PRESERVE or optimize=False"
+            "file; export the model without merging them, with training=TrainingMode.PRESERVE or optimize=False",
+            shell="export the model from PyTorch without merging them",
         )
     for i, norm in found.items():
         if len(norm.mean) != convs[i].outputs:

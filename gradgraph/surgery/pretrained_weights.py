@@ -302,7 +302,8 @@ class Plan:
             if match.parts and not (match.is_tied or twin.is_tied) and _differ(twin.place, match.place):
                 raise DataError(
                     f"'{shown(match.parts[0].key)}' of the file fits '{shown(twin.place.name)}' and "
-                    f"'{shown(match.place.name)}' of the model; map it with names={{...}}"
+                    f"'{shown(match.place.name)}' of the model; map it with names={{...}}",
+                    shell="load the file in Python (gg.surgery.load_weights), which takes a map of names",
                 )
 
     def _are_equal(self, one: Match, other: Match) -> bool:
@@ -389,7 +390,8 @@ class Plan:
         if len(found) != 1 and not shapes_only:
             raise DataError(
                 f"the matrices of '{shown(match.parts[0].key)}' are square, so it is unknown whether they are "
-                "transposed in the file; take the other tensors with strict=False, and this one by name"
+                "transposed in the file; take the other tensors with strict=False, and this one by name",
+                shell="take the other tensors with --partly",
             )
         return array if found == {True} else array.swapaxes(1, 2)
 

@@ -176,7 +176,7 @@ def test_refused(model: Any, attack: Any, said: str) -> None:
     ("given", "said"),
     [
         ({"epsilon": 0}, "epsilon is 0; it should be a number above 0"),
-        ({"clean": 1}, "clean=1 leaves no weight for the loss at the moved inputs"),
+        ({"clean": 1}, "leaves none for the loss at the moved inputs"),
         ({"norm": "l1"}, "it should be one of linf, l2"),
         ({"n": 0}, "n is 0; it should be a whole number above zero"),
         ({"bounds": (1, 0)}, "in this order"),
