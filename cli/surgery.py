@@ -60,10 +60,11 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
     if not changes:
         raise click.UsageError("no change was requested; give an option, such as --new-head 7", ctx)
     base = _folder(model)
-    model = model if base is None else base.model
-    into = None if base is None or out.suffix == ".onnx" else out
-    out = out if into is None else out / base.model.relative_to(base.path)
-    if writes and into is not None:
+    into = None
+    if base is not None:
+        model, into = base.model, None if out.suffix == ".onnx" else out
+        out = out if into is None else out / base.model.relative_to(base.path)
+    if writes and base is not None and into is not None:
         _check_folder(into, base)
     elif writes:
         check_output(out, model)

@@ -146,10 +146,10 @@ def _average_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, read)
     if attrs.get("ceil_mode", 0) and attrs.get("count_include_pad", 0):
         raise r.unsupported("it has both ceil_mode and count_include_pad")
-    kernel, shapes = "average_pool_rows", (read.shape, made.shape)
+    kernel, x, y = "average_pool_rows", read.shape, made.shape
     if node.op_type == "AveragePoolGrad":
-        kernel, shapes = "average_pool_input_rows", shapes[::-1]
-    p = (*geometry(r, attrs, *shapes, attrs["kernel_shape"]), int(attrs.get("count_include_pad", 0)))
+        kernel, x, y = "average_pool_input_rows", made.shape, read.shape
+    p = (*geometry(r, attrs, x, y, attrs["kernel_shape"]), int(attrs.get("count_include_pad", 0)))
     r.set(node.outputs[0], r.rows(made, kernel, r.whole(read), FLAT, p))
 
 

@@ -39,11 +39,12 @@ def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
 def before_swap(value: ir.Value | None) -> ir.Value | None:
     """Return the value before the Transpose of the last two axes that computes ``value``, or None if there is none."""
     node = made_by(value, "Transpose")
-    if node is None or value is None or value.shape is None or len(value.shape) < 2:
+    if node is None or value is None:
         return None
-    axes = list(range(len(value.shape)))
-    swapped = [*axes[:-2], axes[-1], axes[-2]]
-    return node.inputs[0] if list(node.attributes.get_ints("perm", axes[::-1])) == swapped else None
+    rank = None if value.shape is None else len(value.shape)
+    perm = list(node.attributes.get_ints("perm", range(rank or 0)[::-1]))
+    axes = list(range(len(perm)))
+    return node.inputs[0] if len(axes) > 1 and perm == [*axes[:-2], axes[-1], axes[-2]] else None
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:

@@ -139,7 +139,9 @@ class _Blocks:
 
     def _is_hidden(self, value: ir.Value) -> bool:
         shape = shape_of(value)
-        return shape is None or (len(shape) <= 3 and (not isinstance(shape[-1], int) or shape[-1] in self._widths))
+        widths = () if shape is None else shape[-1:]
+        known = [n for n in widths if isinstance(n, int)]
+        return shape is None or (len(shape) <= 3 and all(n in self._widths for n in known))
 
     def _heads(self) -> set[ir.Node]:
         """Return the layers that compute next-token scores: the first layers on each path back from the scores."""

@@ -64,5 +64,6 @@ def _feeds(work: ir.Model, tokens: ir.Value) -> Feeds:
 def _along_rows(work: ir.Model, tokens: ir.Value, mask: ir.Value) -> set[str]:
     """Return the names of the inputs with an element per token: tokens, mask, and others of the same length."""
     length = (shape_of(tokens) or (None, None))[1]
-    same = {v.name for v in work.graph.inputs if len(shape_of(v) or ()) > 1 and (shape_of(v) or ())[1] == length}
+    shapes = {v.name: shape_of(v) or () for v in work.graph.inputs}
+    same = {name for name, shape in shapes.items() if len(shape) > 1 and shape[1] == length}
     return {name for name in same if name} | {tokens.name or "", mask.name or ""}

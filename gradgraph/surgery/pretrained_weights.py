@@ -378,18 +378,19 @@ class Plan:
         None if the shape does not fit. The order in the file follows from experts with other numbers of inputs and
         outputs.
         """
-        own, array = tuple(shape_of(match.place.value) or ()), self.source.tensors[match.parts[0].key]
-        if len(match.parts) > 1 or array.shape not in (own, (own[0], own[2], own[1])):
+        key = match.parts[0].key
+        own, array = shape_of(match.place.value), self.source.tensors[key]
+        if own is None or len(match.parts) > 1 or array.shape not in (own, (own[0], own[2], own[1])):
             return None
         if own[1] != own[2]:
             return array if array.shape == own else array.swapaxes(1, 2)
-        parent = match.parts[0].key.rpartition(".")[0]
+        parent = key.rpartition(".")[0]
         others = [m for m in self.matches if _is_of_experts(m.place) and m.parts[0].key.rpartition(".")[0] == parent]
-        shapes = [(tuple(shape_of(m.place.value) or ()), self.source.tensors[m.parts[0].key].shape) for m in others]
-        found = {mine == theirs for mine, theirs in shapes if mine[1] != mine[2]}
+        shapes = [(shape_of(m.place.value), self.source.tensors[m.parts[0].key].shape) for m in others]
+        found = {mine == theirs for mine, theirs in shapes if mine is not None and mine[1] != mine[2]}
         if len(found) != 1 and not shapes_only:
             raise DataError(
-                f"the matrices of '{shown(match.parts[0].key)}' are square, so it is unknown whether they are "
+                f"the matrices of '{shown(key)}' are square, so it is unknown whether they are "
                 "transposed in the file; take the other tensors with strict=False, and this one by name",
                 shell="take the other tensors with --partly",
             )

@@ -104,6 +104,7 @@ TABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gg.iterate(wrt)": (lambda p: gg.iterate(SCALAR, 2, wrt=p, update="adam"), "x"),
     "gg.solve(wrt)": (lambda p: gg.solve(MODEL, 2, wrt=p), "x"),
     "gg.tracin(wrt)": (lambda p: influence(p), "first.*"),
+    "gg.PGD(inputs)": (lambda p: step_of(adversarial=gg.PGD(inputs=p)), "x"),
     "gg.explain(inputs)": (lambda p: gg.explain(MODEL, "gradient", inputs=p), "x"),
     "gg.lora(target)": (lambda p: gg.lora(MODEL, p, rank=2), "*first*"),
     "gg.lora(target), biases": (lambda p: gg.lora(MODEL, p, kind="bitfit"), "*first*"),

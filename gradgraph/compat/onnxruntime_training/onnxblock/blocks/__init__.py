@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -89,7 +89,8 @@ class _Reduction(_UnaryOp):
 
 def _block_of(base: type[B], operator: str, words: str) -> type[B]:
     """Return the class of blocks that append a node of ``operator``; ``words`` is its docstring."""
-    return type(operator, (base,), {"__doc__": words, "__module__": __name__, "_operator": operator})
+    members = {"__doc__": words, "__module__": __name__, "_operator": operator}
+    return cast("type[B]", type(operator, (base,), members))
 
 
 Add = _block_of(_BinaryOp, "Add", "The sum of two values.")
