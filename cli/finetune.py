@@ -79,8 +79,9 @@ def command(
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
       gradgraph finetune bert/ --task text-classification --data reviews.csv --column label=stars -o tuned/
     """
-    from gradgraph.chat.finetuning import CHECKPOINT, TRAINING, finetune, shown_examples
+    from gradgraph.chat.finetuning import finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in
+    from gradgraph.chat.run_place import CHECKPOINT, TRAINING
 
     if show is not None and options["task"] != GENERATION:
         raise click.UsageError(f"--show prints chat data, but --task is {options['task']}; omit it")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gradgraph.chat.chat_recipe import Recipe
     from gradgraph.chat.chat_rows import Rows, read
     from gradgraph.chat.decoder import Decoder
-    from gradgraph.chat.finetuning import Finetuned, finetune
+    from gradgraph.chat.finetuning import finetune
+    from gradgraph.chat.run_place import Finetuned
     from gradgraph.chat.sampling import Sampling
     from gradgraph.chat.template import ChatTemplate, Rendered
     from gradgraph.chat.tokens import Encoder, Tokens
@@ -25,7 +26,7 @@ _HOMES = {
     "ChatTemplate": "template",
     "Decoder": "decoder",
     "Encoder": "tokens",
-    "Finetuned": "finetuning",
+    "Finetuned": "run_place",
     "Generator": "answers",
     "Recipe": "chat_recipe",
     "Rendered": "template",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gradgraph import optim
 from gradgraph.arguments import NAMES, PATH, Kind, as_names, number, whole
 from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
@@ -265,3 +266,11 @@ def reads_labels(loss: str) -> bool:
 
 # options that may change when a run is resumed
 STOPS_ONLY = ("max_steps", "checkpoint_every", "sample", "sample_every", "sample_tokens")
+
+
+def optimizer_of(recipe: Recipe, total: int) -> optim.Optimizer:
+    """Return AdamW with clipped gradients, warm-up and cosine decay over ``total`` updates."""
+    rising = min(round(recipe.warmup * total), total - 1)
+    rate = optim.cosine(recipe.rate, total - rising)
+    adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
+    return optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw)

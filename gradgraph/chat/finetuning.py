@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import losses, metrics, optim, surgery
+from gradgraph import losses, metrics, surgery
 from gradgraph.arguments import PATH, described
 from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, STOPS_ONLY, Recipe
+from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, measured
 from gradgraph.chat.memory_plan import planned
@@ -32,16 +31,14 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
+from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, began_at, begin, check_place
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.data.shuffling import permutation
-from gradgraph.errors import ArgumentError, DataError, OutputError, shown
-from gradgraph.files.atomic import write_atomically
+from gradgraph.errors import ArgumentError, DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
-from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.saved.history import History
@@ -51,9 +48,6 @@ from gradgraph.surgery.language_models import KEPT_APART, mixing
 
 log = logging.getLogger("gradgraph.chat")
 
-BEGAN = "began"  # the key of the start time in a run's record
-TRAINING = "training"  # the folder with what is needed to resume
-CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
 SAMPLE_EVERY = 50  # default number of steps
 # minimum accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
@@ -76,25 +70,6 @@ class Prepared:
     longest: int
     figures: Mapping[str, int]
     digest: str
-
-
-@dataclass
-class Finetuned:
-    """The result of a fine-tuning run, finished or stopped.
-
-    Attributes:
-        folder: the output folder.
-        history: a row per evaluation.
-        figures: numbers about data, training and results, as in the model card.
-        samples: the prompts of ``sample`` and the model's answers after the run.
-        trainer: the trainer after the run.
-    """
-
-    folder: Path
-    history: History
-    figures: dict[str, Any]
-    samples: dict[str, str]
-    trainer: Trainer
 
 
 @dataclass
@@ -172,7 +147,7 @@ def finetune(
     base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
-    began = _began(place, resume)
+    began = began_at(place, resume)
     prepare_for = functools.partial(
         prepare, base, data, validation=validation, columns=columns, template=template, now=began
     )
@@ -422,14 +397,6 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     )
 
 
-def optimizer_of(recipe: Recipe, total: int) -> optim.Optimizer:
-    """Return AdamW with clipped gradients, warm-up and cosine decay over ``total`` updates."""
-    rising = min(round(recipe.warmup * total), total - 1)
-    rate = optim.cosine(recipe.rate, total - rising)
-    adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
-    return optim.chain(optim.clip_by_global_norm(recipe.clip_norm), adamw)
-
-
 def _watching(
     prompts: Prompts, prepared: Prepared, recipe: Recipe, lines: JsonLines, pace: Pace
 ) -> tuple[list[TrainingSamples], list[PreferenceMeasures]]:
@@ -489,66 +456,10 @@ def _fitted(
     )
 
 
-# --- the folder of a run -----------------------------------------------------------------------------------------
-
-
-def check_place(place: Path, resume: bool) -> None:
-    """Raise OutputError unless ``place`` is an empty folder, or to ``resume`` one that contains a run."""
-    if resume:
-        if not (place / TRAINING).is_dir():
-            raise OutputError(f"'{shown(place)}' has no run to resume; start one first")
-    elif place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise OutputError(
-            f"'{shown(place)}' is not an empty folder",
-            remedy="pass another one, or resume=True to resume the run in it",
-            shell="pass another one, or --resume to resume the run in it",
-        )
-
-
 def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str, str]:
     """Return the digests of training data, model and teacher, by name."""
     teacher = {} if recipe.teacher is None else {"teacher_model": ModelFolder.of(recipe.teacher).digest}
     return {"data": prepared.digest, "model": base.digest, **teacher}
-
-
-def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
-    """Return the recorded options of a resumed run; None for a new run, or a run that stopped before it wrote them."""
-    file = place / TRAINING / RECIPE
-    if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
-        return None
-    try:
-        found = json_of(regular_bytes(file))
-    except UnreadableError as error:
-        raise DataError(f"'{shown(file)}' cannot be read ({error}); start a new run") from None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _began(place: Path, resume: bool) -> datetime:
-    """Return the start time of the run, also when it is resumed, since a chat template may insert the date."""
-    told = (_recorded(place, resume) or {}).get(BEGAN)
-    try:
-        return datetime.fromisoformat(str(told))
-    except ValueError:
-        return datetime.now().replace(microsecond=0)
-
-
-def begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
-    """Record the options of a new run; for a resumed run, raise DataError if they differ from the record."""
-    file, before = place / TRAINING / RECIPE, _recorded(place, resume)
-    now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # in the form that is read back
-    if before is not None:
-        other = [name for name in now if name not in (*STOPS_ONLY, BEGAN) and before.get(name) != now[name]]
-        if other:
-            raise DataError(
-                f"the run in '{shown(place)}' began with other values of {', '.join(other)}; use those, or start a "
-                "new run in another folder"
-            )
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"'{shown(place)}' cannot be created ({error.strerror}); choose another folder") from None
-    write_atomically(file, json.dumps(now, indent=1).encode())
 
 
 def _digest(parts: Sequence[Sequence[Tokens]], goods: Sequence[bool]) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 
 from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
-from gradgraph.chat.chat_recipe import Recipe
-from gradgraph.chat.finetuning import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, optimizer_of
+from gradgraph.chat.chat_recipe import Recipe, optimizer_of
 from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
 from gradgraph.data.texts.tokenizer import NAME
 from gradgraph.errors import ArgumentError, DataError, listed, shown
 from gradgraph.runs.run_options import Run
@@ -77,7 +77,7 @@ def finetune_labels(
     check_place(out, resume)
     base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
     run = _run(base, data, out, recipe, task, validation, columns or {}, resume)
-    (out / TRAINING).mkdir(parents=True, exist_ok=True)
+    create(out / TRAINING)
     done = train(run, progress=progress)
     base.copy_beside(out)
     last = {name: float(value) for name, value in (done.history.row(-1) if done.history else {}).items()}

@@ -18,11 +18,11 @@ import onnx_ir as ir
 from gradgraph import losses, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import products
-from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.chat_recipe import Recipe, optimizer_of
 from gradgraph.chat.chat_rows import read
-from gradgraph.chat.finetuning import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, begin, check_place, optimizer_of
 from gradgraph.chat.labelled_tasks import check_unused
 from gradgraph.chat.model_folder import ModelFolder, check_inside
+from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, begin, check_place, create
 from gradgraph.chat.text_pairs import TextPairs
 from gradgraph.chat.tuned_folder import save_decoder
 from gradgraph.data.shuffling import permutation
@@ -186,7 +186,7 @@ def _write(
     of_decoder = {name.removeprefix(PREFIX): array for name, array in state.items() if name.startswith(PREFIX)}
     of_encoder = {name: array for name, array in state.items() if not name.startswith(PREFIX)}
     target = out / base.model.parent.relative_to(base.path)
-    target.mkdir(parents=True, exist_ok=True)
+    create(target)
     if adapters_of(parts.encoder):
         surgery.save_adapter(parts.encoder, out / "adapter" / "encoder", of_encoder)
     save_model(_merged(parts.encoder, of_encoder), target / ENCODER)

@@ -12,7 +12,7 @@ from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.floats import compute_in_float32
-from gradgraph.surgery.joining import prefix_names, take_in
+from gradgraph.surgery.joined_models import prefix_names, take_in
 from gradgraph.surgery.language_models import MASK, language_model
 from gradgraph.surgery.operation import closed, opened
 

@@ -19,7 +19,7 @@ from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
-from gradgraph.surgery.joining import prefix_names, take_in
+from gradgraph.surgery.joined_models import prefix_names, take_in
 from gradgraph.surgery.operation import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
 
 _POSITIVE = Kind("a number above zero", lambda v: NUMBER.fits(v) and v > 0)

@@ -219,7 +219,7 @@ WRITERS = {
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
     "export/frozen_layers.py": {"mkdir"},
     "gradgraph/runtime/features/kept_rows.py": {"mkdir", "open"},  # files count once their digest is written
-    "gradgraph/chat/finetuning.py": {"mkdir"},
+    "gradgraph/chat/run_place.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/reduction/reduced.py": {"TemporaryDirectory"},

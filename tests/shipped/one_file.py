@@ -35,7 +35,7 @@ from gradgraph.runtime.execution.frozen_weights import proto_and_weights
 from gradgraph.runtime.execution.session import Placement, create_session, results
 from gradgraph.verify.check_gradients import check_gradients
 from gradgraph.verify.feeds import Feeds, candidates, given
-from tests.shipped import explained as explanations
+from tests.shipped import explained_files as explanations
 
 STEPS, FEWEST, TRAIN_S = 20, 5, 20.0  # steps; of slow models so many, and as many as fit in these seconds
 RATES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.shipped.explained import FLIPPED, NEAR
+from tests.shipped.explained_files import FLIPPED, NEAR
 from tests.shipped.judged import SLOPE, kept, reason, verdict
 from tests.shipped.packages import PACKAGES
 

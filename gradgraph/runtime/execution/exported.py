@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError
-from gradgraph.files.external import store_inside, stored_values
 from gradgraph.files.models import save_model, to_proto
 from gradgraph.graph.marks import QUANTISED
 from gradgraph.passes.full_precision import in_float32, with_low_weights
@@ -55,23 +54,25 @@ class Exported:
         with self.session.turns.taken():
             save_model(plain(self.model()), path)
 
-    def model(self) -> ir.Model:
+    def model(self, mapped: bool = False) -> ir.Model:
         """Return an onnx-ir model, whose large frozen weights stay in their files.
 
         Trained weights share the memory of the state, which the next step changes. In mixed precision, and if the model
         stores integers, weights are converted and inside.
+
+        Args:
+            mapped: let frozen weights refer to the step's memory mappings, as for ``Step.opened``.
         """
         definition, manifest, values = self.session.definition, self.session.manifest, self._values()
         proto = without_loss(definition.eval, manifest, self.outputs)
         for key, text in self.session.data.names.as_metadata().items():
             proto.metadata_props.add(key=key, value=text)
-        model = definition.opened(proto, mapped=False)
+        converts = self.mixed or any(entry.key == QUANTISED for entry in proto.metadata_props)
+        model = definition.opened(proto, mapped=mapped or converts)
         for value in [v for v in model.graph.inputs if v.name in values]:
             model.graph.inputs.remove(value)
             value.const_value = ir.Tensor(values[value.name or ""], name=value.name)
             model.graph.register_initializer(value)
-        if self.mixed or QUANTISED in model.metadata_props:
-            store_inside(stored_values(model))  # conversion reads the weights
         store_integers(model)
         if self.mixed:
             with_low_weights(model)
@@ -88,7 +89,7 @@ class Exported:
             ModelError: if the weights exceed the size limit of a message.
         """
         with self.session.turns.taken():
-            return to_proto(plain(self.model()))
+            return to_proto(plain(self.model(mapped=True)))
 
     def _values(self) -> Arrays:
         manifest, read = self.session.manifest, {i.name for i in self.session.definition.eval.graph.input}
