@@ -458,8 +458,10 @@ class Fit:
     def _means(self) -> dict[str, float]:
         """Return the mean losses and the metrics over all batches since the last history row, by column."""
         measures = (m for m in self.session.manifest.columns_of_sums if m.name in self.progress.totals)
-        numbers = WeightedMeans(self.progress.sums, self.progress.weight).result()
-        return numbers | self._as_row(finished(tuple(measures), self.progress.totals))
+        return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
+
+    def _numbers(self) -> dict[str, float]:
+        return WeightedMeans(self.progress.sums, self.progress.weight).result()
 
     def _warn_of_scale(self, row: Mapping[str, float]) -> None:
         """Warn once if gradients are not finite at any loss scale."""
