@@ -96,11 +96,11 @@ def load_weights(
 def _of_other_library(
     work: ir.Model, weights: Arrays | Path, stored: Stored, epsilon: float | None
 ) -> Pretrained | None:
-    """Return weights to be matched by module: some names are missing, and modules match more weights than names."""
+    """Return weights to be matched by module: both sides have names of their own, and modules match more weights."""
     if isinstance(stored.values, OfModel) or stored.model is not None:
         return None
     found = [name in stored.values for name in weights_of(work)]
-    if all(found):
+    if all(found) or sum(found) == len(stored.values):
         return None
     if isinstance(weights, Mapping):
         source = Pretrained({name: np.asarray(array) for name, array in weights.items()}, "the arrays")
