@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks import printed_table
 from benchmarks.printed_table import grid
+from benchmarks.profiling import class_of_part
 from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS
 
-LIMIT = 1.3  # times over the floor beyond this are explained
+LIMIT = 1.25  # times over the floor beyond this are explained
 CAUSES = 2
 ALLOWED = ("products", "attention", "convolutions")  # operator classes with a part in the floor
 # attention consists of products or of a single kernel
@@ -31,12 +32,25 @@ since they compute products differently. Rows of one thread are processor time, 
 """
 
 
-def floor_section(results: Sequence[Result]) -> list[str]:
-    """Return the parts of the section; empty if no floor was measured."""
+ABOVE = f"""Above {LIMIT} times their floor: the two operator classes with the most time beyond the floor. In
+parentheses: the largest operators of the class, if they are among the five largest of the step."""
+
+
+def floor_section(results: Sequence[Result], profiled: Sequence[Result] = ()) -> list[str]:
+    """Return the parts of the section; empty if no floor was measured.
+
+    ``profiled`` are results with the largest operators of steps without native kernels.
+    """
     rows = [_row(r, peer) for r in results for peer in (OURS, NATIVE) if over_floor(r, peer) is not None]
     head = ["", "ms", "floor", *COLUMNS, "time / floor"]
-    why = [f"- {_title(r)}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
-    above = f"Above {LIMIT} times their floor, and where the excess time goes:\n\n" + "\n".join(why) + "\n"
+    largest = {r.key: r.rows.get(OURS, {}).get("kernels", ()) for r in profiled}
+    why = [
+        f"- {_title(r)}, {peer}: {found}"
+        for r in results
+        for peer in (OURS, NATIVE)
+        if (found := causes(r, peer, largest.get(r.key, ()) if peer == OURS else ()))
+    ]
+    above = f"{ABOVE}\n\n" + "\n".join(why) + "\n"
     return [TEXT, grid(head, rows), *([above] if why else [])] if rows else []
 
 
@@ -64,8 +78,11 @@ def class_shares(r: Result, peer: str) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
 
 
-def causes(r: Result, peer: str) -> str:
-    """Return the operator classes with the most time beyond the floor as text; "" up to ``LIMIT`` times it."""
+def causes(r: Result, peer: str, operators: Iterable[tuple[str, float]] = ()) -> str:
+    """Return the operator classes with the most time beyond the floor as text; "" up to ``LIMIT`` times it.
+
+    ``operators`` are the largest operators of the step, such as "Transpose in grad", with their shares of its time.
+    """
     over = over_floor(r, peer)
     if over is None or over <= LIMIT:
         return ""
@@ -76,4 +93,9 @@ def causes(r: Result, peer: str) -> str:
     for kind in ALLOWED:
         beyond[CAUSE_OF.get(kind, kind)] -= parts.get(kind, 0.0)
     largest = sorted(beyond.items(), key=lambda pair: -pair[1])[:CAUSES]
-    return f"{over:.2f} times its floor; " + ", ".join(f"{name} +{1e3 * s:.1f} ms" for name, s in largest)
+    of: dict[str, list[str]] = defaultdict(list)
+    for name, share in operators:
+        of[CAUSE_OF.get(kind := class_of_part(*name.split(" in ")), kind)].append(f"{name} {100 * share:.0f} %")
+    parts = {name: f" ({', '.join(of[name][:CAUSES])})" if of[name] else "" for name, _ in largest}
+    named = [f"{name} +{1e3 * s:.1f} ms{parts[name]}" for name, s in largest]
+    return f"{over:.2f} times its floor; " + ", ".join(named)

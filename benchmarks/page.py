@@ -73,7 +73,7 @@ def page(results: list[Result], floors: Sequence[Result] = ()) -> str:
     found = sections(results)
     newest = {group[0].workload in REAL: group for group in reversed(found)}
     parts = [_section(group, with_details=any(group is one for one in newest.values())) for group in found]
-    return "\n".join([INTRODUCTION, *parts, *floor_section(floors), METHOD])
+    return "\n".join([INTRODUCTION, *parts, *floor_section(floors, results), METHOD])
 
 
 def sections(results: list[Result]) -> list[list[Result]]:

@@ -101,9 +101,15 @@ UPDATE = "update"
 
 def class_of(kernel: Kernel) -> str:
     """Return the class of a kernel, such as "products", "convolutions" or "data moved"."""
-    part, operator = scope(kernel.node), kernel.operator
+    if kernel.operator in CLASSES["products"] and EXPORTED_CONVOLUTION in kernel.node:
+        return "convolutions"
+    return class_of_part(kernel.operator, scope(kernel.node))
+
+
+def class_of_part(operator: str, part: str) -> str:
+    """Return the class of an operator in a part of the step, as returned by ``scope``."""
     if operator in CLASSES["products"]:  # including fused operators
-        return "convolutions" if part.startswith("Conv") or EXPORTED_CONVOLUTION in kernel.node else "products"
+        return "convolutions" if part.startswith("Conv") else "products"
     if part in ("update", "AdamUpdate", "MomentumUpdate") or operator in ("AdamUpdate", "MomentumUpdate"):
         return UPDATE
     if "Normalization" in part:

@@ -132,7 +132,7 @@ def result(step: float) -> Result:
 
 
 def test_the_two_largest_causes_are_named_from_the_limit_on() -> None:
-    assert causes(result(0.013), "gradgraph") == ""
+    assert causes(result(0.0125), "gradgraph") == ""
     assert causes(result(0.020), "gradgraph") == "2.00 times its floor; update +6.0 ms, data moved +4.0 ms"
 
 
@@ -141,6 +141,16 @@ def test_products_of_attentions_are_held_against_the_products_and_kernels_of_att
     it.rows["floor"]["parts"] = {"products": 0.002, "attention": 0.003, "memory": 0.005}
     it.rows["gradgraph"]["classes"] = {"products": 0.4, "attention": 0.2, "update": 0.4}
     assert causes(it, "gradgraph") == "2.00 times its floor; update +8.0 ms, products and attention +7.0 ms"
+
+
+def test_causes_name_their_largest_operators() -> None:
+    it = result(0.020)
+    kernels = [("Gemm in forward", 0.5), ("Pad in forward", 0.15), ("Cast in grad", 0.05), ("Split in grad", 0.01)]
+    moved = "data moved +4.0 ms (Pad in forward 15 %, Cast in grad 5 %)"
+    assert causes(it, "gradgraph", kernels) == f"2.00 times its floor; update +6.0 ms, {moved}"
+    it.rows["gradgraph"]["kernels"] = kernels
+    assert moved in "\n".join(floor_section([it], [it]))
+    assert moved not in "\n".join(floor_section([it], [result(0.020)]))
 
 
 def test_section_and_table() -> None:
