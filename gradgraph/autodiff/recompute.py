@@ -40,6 +40,9 @@ from gradgraph.passes.normal.functions.inline import copied
 AGAIN = "again"  # scope of recomputed nodes
 _DOMAINS = ("", "gradgraph")
 _WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # outputs after the first are statistics
+# Updates of a weight. The last output is the next weight, or else the next moment: an update that the next segment
+# waits for would not overwrite its weight, since other weights are read later (see ``runtime/execution/inplace.py``).
+_UPDATES = frozenset({"Add", "Sub", "AdamUpdate", "MomentumUpdate"})
 _FUSED = frozenset(  # operators, besides elementwise ones, that runtimes fuse with a node before them
     {
         "BatchNormalization",
@@ -281,7 +284,8 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
     """Make recomputed nodes that wait for a weight's gradient wait for its update instead, in place.
 
-    The gradient then has a single reader, so runtimes fuse the product that computes it with the update: ``w + xᵀ·dy``.
+    The gradient then has a single reader: it is freed after the update instead of at the end of its segment, and
+    runtimes fuse the product that computes it with an update of one node: ``w + xᵀ·dy``.
     """
     late = set(results)
     for node in graph:
@@ -292,14 +296,10 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
         waiting = [use for use in g.uses() if (use.node.name or "").startswith(f"{AGAIN}/")]
         others = [use.node for use in g.uses() if use not in waiting]
         update = others[0] if waiting and len(others) == 1 and others[0].graph is graph else None
-        if (
-            update is None
-            or update.op_type not in ("Add", "Sub")
-            or any(x in late for x in update.inputs if x is not g)
-        ):
+        if update is None or update.op_type not in _UPDATES or any(x in late for x in update.inputs if x is not g):
             continue
         for use in waiting:
-            use.node.replace_input_with(use.idx, update.outputs[0])
+            use.node.replace_input_with(use.idx, update.outputs[-1])
         moved = True
     if moved:
         graph.sort()

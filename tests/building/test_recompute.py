@@ -103,6 +103,7 @@ m (float[batch, 4] x) => (float[batch, 4] y)
 
 SGD = gg.optim.sgd(gg.optim.constant(0.1), momentum=0.5)
 PLAIN = gg.optim.sgd(gg.optim.constant(0.1))
+ADAMW = gg.optim.adamw(1e-2)
 CLIPPED = gg.optim.chain(gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(1e-2))
 VECTOR_BATCH = {"x": VECTORS, "target": RNG.integers(0, 5, 8)}
 TOKEN_BATCH = {"ids": TOKENS, "target": RNG.integers(0, 20, 24)}
@@ -117,6 +118,7 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], dict[str, 
     "dense": (dense, VECTOR_BATCH, {}),
     "updates in products": (dense, VECTOR_BATCH, {"optimizer": PLAIN}),
     "clipped": (dense, VECTOR_BATCH, {"optimizer": CLIPPED}),
+    "updates of several outputs": (dense, VECTOR_BATCH, {"optimizer": ADAMW}),
     "two passes": (dense, VECTOR_BATCH, {"optimizer": gg.optim.sam(SGD, 0.05)}),
     "averaged": (dense, VECTOR_BATCH, {"ema": 0.9, "grad_norm": True}),
     "accumulated": (dense, VECTOR_BATCH, {"accumulate": True}),
@@ -240,6 +242,17 @@ def test_in_a_trainer(
             if tolerance and ".b.bias" in name:  # the norm behind it cancels it, so its gradient is rounding alone
                 continue
             np.testing.assert_allclose(second[name], value, rtol=tolerance, atol=tolerance / 1000, err_msg=name)
+
+
+@pytest.mark.parametrize(("optimizer", "update"), [(ADAMW, "AdamUpdate"), (SGD, "MomentumUpdate")])
+def test_gradients_are_freed_after_their_updates(optimizer: gg.optim.Optimizer, update: str) -> None:
+    """Copies wait for the next moments, so that no gradient has to stay in memory until they begin."""
+    nodes = build(dense(), optimizer=optimizer, recompute="sqrt").train.graph.node
+    updates = [node for node in nodes if node.op_type.startswith(update)]
+    readers = {x: [n.op_type for n in nodes if x in n.input] for u in updates for x in (u.input[1], u.output[-1])}
+    assert len(updates) == 10
+    assert all(readers[u.input[1]] == [u.op_type] for u in updates)
+    assert any(readers[u.output[-1]] for u in updates)
 
 
 def test_statistics_move_once() -> None:
