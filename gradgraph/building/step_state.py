@@ -128,8 +128,8 @@ class StepState:
         return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
 
     def report(self, name: str, number: Var) -> None:
-        """Make the scalar ``number`` an output that is logged during training."""
-        result = self.op.Identity(number, name=column(self.name, name)).value
+        """Make the scalar ``number`` an output, in float32, that is logged during training."""
+        result = self.op.Identity(self.op.cast(number, ir.DataType.FLOAT), name=column(self.name, name)).value
         result.shape = ir.Shape(())
         self.reports[result.name or ""] = result
 

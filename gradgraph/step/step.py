@@ -158,6 +158,8 @@ class Step:
     def apart(self) -> Step:
         """Return this step with gradient.onnx and apply.onnx: itself if it has these models, or a rebuilt copy.
 
+        The copy lacks columns that steps in two files do not report (``clean_loss``).
+
         Raises:
             BuildError: if there are several named steps, or the model that the step was built from is not available or
                 has changed.
@@ -176,8 +178,11 @@ class Step:
                 remedy="build it again with gradgraph.build(..., separate=True); its checkpoints can still be used",
                 shell="build it again with --separate; its checkpoints can still be used",
             )  # fmt: skip
-        manifest = replace(self.manifest, separate=again.manifest.separate)
-        return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
+        train, kept = self.trains[""], again.manifest.reports
+        if lost := {*self.manifest.reports} - {*kept}:
+            train = _without_outputs(train, lost)
+        manifest = replace(self.manifest, separate=again.manifest.separate, reports=kept)
+        return replace(self, train=train, manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
         """Return, by location, the base files that can be shared: relative path, and base with its digest."""
@@ -418,3 +423,12 @@ class Step:
         """
         self.manifest.check_sizes(sizes)
         return summary(self.manifest, self.trains, self.eval, self.nodes, sizes, self.taken)
+
+
+def _without_outputs(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+    """Return a copy of ``model`` without the outputs ``names``."""
+    part: onnx.ModelProto = copied(model)
+    kept = [y for y in part.graph.output if y.name not in names]
+    del part.graph.output[:]
+    part.graph.output.extend(kept)
+    return part

@@ -14,6 +14,7 @@ from gradgraph.errors import GradgraphError
 from gradgraph.frontend import Module, export, nn
 from gradgraph.frontend import functional as F
 from tests.kit.command_line import mlp
+from tests.parallel.ranks_cases import wide
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 4)).astype(np.float32)
@@ -129,6 +130,14 @@ def test_a_named_step() -> None:
     trainer = gg.Trainer(gg.build(net(), steps={"plain": plain, "robust": robust}), device="cpu")
     losses = {name: float(trainer.step(name, BATCH)["loss"]) for name in ("plain", "robust")}
     assert losses["robust"] > losses["plain"]
+
+
+def test_a_model_in_float64_reports_its_clean_loss() -> None:
+    found = []
+    for model, x in ((mlp(), X), (wide(mlp()), X.astype(np.float64))):
+        step = gg.build(model, "cross_entropy", adversarial=gg.PGD(0.3, n=2, clean=0.5))
+        found.append(gg.Trainer(step, device="cpu").step({**BATCH, "x": x})["clean_loss"])
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 def test_bfloat16() -> None:

@@ -202,6 +202,7 @@ JOINT: dict[str, Case] = {
         "norms, accumulated": Case({"accumulate": True}, doubled, {"accumulate": 3}),
         "norms, recomputed": Case({"recompute": "sqrt"}, doubled),
         "norms, one frozen": Case({"freeze": ["left.1.*"]}, doubled),
+        "norms, attacked": Case({"adversarial": gg.PGD(0.3, n=2, clean=0.3)}, doubled),
         "norms, float32": Case(
             {"optimizer": "sgd(lr=0.05)"}, pictures, model=functools.partial(normed, True), tolerance=2e-6
         ),
@@ -244,6 +245,7 @@ CASES: dict[str, Case] = {
     "groups and frozen": Case({"optimizer": GROUPED, "freeze": "first.bias"}),
     "fixed size": Case(model=fixed, fit={"batch_size": 12, "drop_last": True}, data=functools.partial(data, rows=50)),
     "recomputed": Case({"recompute": "sqrt"}),
+    "attacked": Case({"adversarial": gg.PGD(0.3, n=2, norm="l2", clean=0.3)}, IGNORING),
     "float32": Case(model=mlp, data=functools.partial(data, np.float32), tolerance=1e-5),
     "float32, ignored labels": Case(model=mlp, data=functools.partial(data, np.float32, True), tolerance=1e-5),
     "float16": Case({"precision": "float16"}, functools.partial(data, np.float32), model=mlp, equal=False),
