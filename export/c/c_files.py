@@ -11,7 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from gradgraph.errors import escaped_json
-from gradgraph.export.c.c_functions import Function, Unit
+from gradgraph.export.c.c_functions import Function, Unit, input_key, result_key
 from gradgraph.export.c.c_names import identifiers, is_named
 from gradgraph.export.c.c_plan import ALIGNMENT, aligned
 from gradgraph.export.c.c_text import at, elements, kernel_text
@@ -59,11 +59,12 @@ class _Writer:
         return f"{self.name}_t *t"
 
     def signature(self, f: Function) -> str:
-        c = f.c_names
+        c = self.unit.c_names
         arguments = [self.handle]
         for name, tensor in f.inputs.items():
-            arguments.append(f"{tensor.c_type} {c[name]}" if not tensor.shape else f"const {tensor.c_type} *{c[name]}")
-        arguments += [f"{tensor.c_type} *{c[f'> {name}']}" for name, tensor in f.results.items()]
+            own = c[input_key(name)]
+            arguments.append(f"{tensor.c_type} {own}" if not tensor.shape else f"const {tensor.c_type} *{own}")
+        arguments += [f"{tensor.c_type} *{c[result_key(name)]}" for name, tensor in f.results.items()]
         return f"int {self.name}_{f.suffix}({', '.join(arguments)})"
 
     def header(self) -> str:
@@ -86,9 +87,10 @@ class _Writer:
         ]
         known: set[str] = set()
         for f in unit.functions:
-            c = f.c_names
-            for name, tensor in [*f.inputs.items(), *((f"> {n}", t) for n, t in f.declared.items())]:
-                macro = f"{self.upper}_{c[name].upper()}_SIZE"
+            c = self.unit.c_names
+            results = ((result_key(n), t) for n, t in f.declared.items())
+            for key, tensor in [*((input_key(n), t) for n, t in f.inputs.items()), *results]:
+                macro = f"{self.upper}_{c[key].upper()}_SIZE"
                 if tensor.shape and macro not in known:
                     known.add(macro)
                     lines.append(f"#define {macro} {tensor.size} /* [{', '.join(map(str, tensor.shape))}] */")
@@ -166,10 +168,10 @@ class _Writer:
         return "\n".join(lines) + "\n"
 
     def _body(self, f: Function) -> Callable[[], list[str]]:
-        c = f.c_names
+        c = self.unit.c_names
         plan = f.plan
         states = {t: self.fields[n] for n, t in self.unit.state.items()}
-        arguments = {t: c[n] for n, t in f.inputs.items()}
+        arguments = {t: c[input_key(n)] for n, t in f.inputs.items()}
 
         def address(tensor: Tensor) -> str:
             tensor = plan.direct.get(tensor, tensor)
@@ -184,14 +186,14 @@ class _Writer:
         make = self.unit.text.program(plan, address, stop=f"if (fault) return {self.upper}_BAD_INDEX;")
         results = []
         for name, tensor in f.results.items():
-            to = c[f"> {name}"]
+            to = c[result_key(name)]
             results.append(f"    if ({to}) memcpy({to}, {address(tensor)}, {tensor.nbytes});")
         return lambda: [*self._label_checks(f), *make(), *results]
 
     def _label_checks(self, f: Function) -> Iterator[str]:
         """Yield code that returns BAD_INDEX for invalid class labels: ONNX counts negative indices from the end."""
         for name in [n for n in f.inputs if n in self.unit.labels]:
-            spec, own = self.unit.labels[name], f.c_names[name]
+            spec, own = self.unit.labels[name], self.unit.c_names[input_key(name)]
             label = f"{own}[i]" if f.inputs[name].shape else own
             ignored = "" if spec.ignore_index is None else f" && {label} != {spec.ignore_index}"
             yield f"    for (int i = 0; i < {f.inputs[name].size}; i++)"
@@ -200,15 +202,15 @@ class _Writer:
     def _function(self, f: Function, body: list[str]) -> list[str]:
         whole = "\n".join(body)
         lines = [self.signature(f) + " {"]
-        if "arena" in whole:
+        if is_named("arena", whole):
             lines.append("    unsigned char *const arena = (unsigned char *)t->arena;")
         elif "t->" not in whole:
             lines.append("    (void)t;")
-        if "fault" in whole:
+        if is_named("fault", whole):
             lines.append("    int fault = 0;")
         lines += body
-        c = f.c_names
-        unread = [c[n] for n in f.inputs if not is_named(c[n], whole)]
+        c = self.unit.c_names
+        unread = [own for own in (c[input_key(n)] for n in f.inputs) if not is_named(own, whole)]
         lines += [f"    (void){name};" for name in unread]
         return [*lines, f"    return {self.upper}_OK;", "}", ""]
 
@@ -289,19 +291,20 @@ int {name}_load({name}_t *t, const unsigned char *bytes) {{
 
     def example(self) -> str:
         f = self.unit.functions[0]
-        c = f.c_names
+        c = self.unit.c_names
         declared, passed = [], []
         for name, tensor in f.inputs.items():
+            own = c[input_key(name)]
             if tensor.shape:
-                declared.append(f"    static {tensor.c_type} {c[name]}[{self.upper}_{c[name].upper()}_SIZE];")
-                passed.append(c[name])
+                declared.append(f"    static {tensor.c_type} {own}[{self.upper}_{own.upper()}_SIZE];")
+                passed.append(own)
             else:
                 passed.append("1" if np.dtype(tensor.dtype).kind in "iub" else "0.01f")
         for name, tensor in f.results.items():
-            own = c[f"> {name}"]
+            own = c[result_key(name)]
             declared.append(f"    static {tensor.c_type} {own}[{max(tensor.size, 1)}];")
             passed.append(own)
-        shown = next((c[f"> {n}"] for n, t in f.results.items() if t.dtype == "float32"), None)
+        shown = next((c[result_key(n)] for n, t in f.results.items() if t.dtype == "float32"), None)
         report = f'        printf("%d %g\\n", i, (double){shown}[0]);\n' if shown else ""
         return f"""/* Calls {self.name}_{f.suffix} ten times with zeros in place of data. */
 #include "{self.name}.h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -44,10 +45,13 @@ class Function:
         """The results in their own shapes, for the header and the manifest; they have no address."""
         return {n: replace(t, shape=self.shapes[n]) for n, t in self.results.items()}
 
-    @property
-    def c_names(self) -> dict[str, str]:
-        """The C names of the arguments; the key of a result is ``> `` and its name in the model."""
-        return identifiers([*self.inputs, *(f"> {n}" for n in self.results)])
+
+def input_key(name: str) -> str:
+    return f"< {name}"
+
+
+def result_key(name: str) -> str:
+    return f"> {name}"
 
 
 @dataclass
@@ -69,6 +73,13 @@ class Unit:
     kinds: dict[str, str]
     labels: dict[str, TargetSpec] = field(default_factory=dict)
     text: Text = field(default_factory=Text)
+
+    @functools.cached_property
+    def c_names(self) -> dict[str, str]:
+        """The C names of the arguments of all functions, by ``input_key`` and ``result_key``: a name has one size."""
+        own = [f"{self.name}_{end}" for end in ("init", "save", "load", *(f.suffix for f in self.functions))]
+        keys = [key for f in self.functions for key in (*map(input_key, f.inputs), *map(result_key, f.results))]
+        return identifiers(dict.fromkeys(keys), own)
 
     @property
     def arena(self) -> int:

@@ -28,6 +28,7 @@ from gradgraph.export.c.program import (
     View,
 )
 from gradgraph.graph.checks import describe
+from gradgraph.graph.nodes import input_at
 from gradgraph.passes.normal.edit import attributes
 
 LARGEST = 2**31 - 1  # bytes per tensor: kernels index with int
@@ -282,6 +283,8 @@ def _clip(r: Reader, node: ir.Node, x: View) -> View:
     if np.dtype(x.dtype).kind == "b":
         raise r.unsupported("Clip of bool")
     bounds = [None if i >= len(node.inputs) or node.inputs[i] is None else r.view(node.inputs[i]) for i in (1, 2)]  # type: ignore[arg-type]
+    if np.dtype(x.dtype).kind == "u" and r.constant(input_at(node, 1)) == 0:
+        bounds[0] = None  # C compilers warn of such a comparison
     for bound, sign in zip(bounds, "<>", strict=True):
         if bound is not None:
             x = r.map(x.shape, x.dtype, "({0} " + sign + " {1} ? {1} : {0})", [x, bound]).whole()

@@ -10,6 +10,7 @@ from importlib import resources
 
 import numpy as np
 
+from gradgraph.export.c.c_names import is_named
 from gradgraph.export.c.c_plan import Plan, Statement
 from gradgraph.export.c.loops import INDENT, Loop, filled, loop_of
 from gradgraph.export.c.operators import literal
@@ -140,7 +141,8 @@ class Text:
 
         def write() -> list[str]:
             lines = inside_lines()
-            counted = [f"{indent}{INDENT}const int64_t {turn} = {step};"] if any(turn in line for line in lines) else []
+            is_read = any(is_named(turn, line) for line in lines)
+            counted = [f"{indent}{INDENT}const int64_t {turn} = {step};"] if is_read else []
             return [*before, indent + head, *counted, *lines, indent + "}"]
 
         return write

@@ -158,7 +158,8 @@ def _max_unpool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, where = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, x)
     out = r.tensor(node.outputs[0])
-    r.set(node.outputs[0], r.call(out, "max_unpool", r.whole(x), r.whole(where), x.size, out.size, FAULT))
+    indices = _indices(r, where, out.size)
+    r.set(node.outputs[0], r.call(out, "max_unpool", r.whole(x), indices, x.size, out.size, FAULT))
 
 
 # --- indices and sums along an axis -----------------------------------------------------------------------
@@ -169,7 +170,10 @@ def _parts(shape: Shape, axis: int) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def _indices(r: Reader, view: View) -> Tensor:
+def _indices(r: Reader, view: View, size: int) -> Tensor:
+    """Return indices of elements of an axis of ``size``; kernels read element 0 where one is out of range."""
+    if view.size and not size:
+        raise r.unsupported("its indices are for an axis of size 0")
     if view.dtype == "int64":
         return r.whole(view)
     return r.map(view.shape, "int64", "(int64_t){0}", [view])
@@ -188,7 +192,7 @@ def _gather(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
         found = x.sliced(axis, index % x.shape[axis], 1)
     if found is None:
         sizes = (*_parts(x.shape, axis), at.size, np.dtype(x.dtype).itemsize)
-        found = r.call(r.tensor(out), "gather", r.whole(x), _indices(r, at), *sizes, FAULT)
+        found = r.call(r.tensor(out), "gather", r.whole(x), _indices(r, at, x.shape[axis]), *sizes, FAULT)
     r.set(out, r.of_shape(found, r.shape_of(out)))
 
 
@@ -206,7 +210,7 @@ def _dequantized_rows(r: Reader, maker: Map, parts: tuple[int, int, int], at: Vi
     axis = next((i for i in range(len(shape)) if _parts(shape, i) == parts), None)
     if axis is None or not integers.is_whole or integers.dtype not in KINDS or integers.size == 0:
         return None
-    indices = _indices(r, at)
+    indices = _indices(r, at, parts[1])
     rows = []
     for view in maker.operands:
         sizes = [n if step or view is integers else 1 for n, step in zip(view.shape, view.strides, strict=True)]
@@ -231,7 +235,8 @@ def _gather_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     only_float(r, dy)
     made = r.tensor(node.outputs[0])
     parts = _parts(made.shape, int(attrs["axis"]) % len(made.shape))
-    r.set(node.outputs[0], r.call(made, "gather_sum", r.whole(dy), _indices(r, at), *parts, at.size, FAULT))
+    indices = _indices(r, at, parts[1])
+    r.set(node.outputs[0], r.call(made, "gather_sum", r.whole(dy), indices, *parts, at.size, FAULT))
 
 
 @reads("GatherElements", "ScatterElements")
@@ -241,7 +246,7 @@ def _elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     if [n for i, n in enumerate(x.shape) if i != axis] != [n for i, n in enumerate(at.shape) if i != axis]:
         raise r.unsupported("its indices must have the shape of its data, except along its axis")
     sizes = *_parts(x.shape, axis), at.shape[axis]
-    made, read = r.tensor(node.outputs[0]), (r.whole(x), _indices(r, at))
+    made, read = r.tensor(node.outputs[0]), (r.whole(x), _indices(r, at, x.shape[axis]))
     if not updates:
         found = r.call(made, "gather_elements", *read, *sizes, np.dtype(x.dtype).itemsize, FAULT)
     else:
@@ -260,7 +265,7 @@ def _cross_entropy(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     axis = int(attrs["axis"]) % len(log_p.shape)
     if places.shape[axis] != 1:
         raise r.unsupported("it has several places per row")
-    read = r.whole(log_p), _indices(r, places), r.whole(d)
+    read = r.whole(log_p), _indices(r, places, log_p.shape[axis]), r.whole(d)
     made = r.call(r.tensor(node.outputs[0]), "cross_entropy_gradient", *read, *_parts(log_p.shape, axis), FAULT)
     r.set(node.outputs[0], made)
 

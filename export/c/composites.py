@@ -54,6 +54,7 @@ def log_softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
 @formula("ReduceLogSumExp")
 def log_sum_exp(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int = 1, **_: Any) -> Var:
     top = op.ReduceMax(x, axes, keepdims=1)
+    top = op.Where(op.IsInf(top), op.zeros_like(top), top)  # the difference of two infinities is NaN
     total = op.Log(op.ReduceSum(op.Exp(x - top), axes, keepdims=1)) + top
     return total if keepdims else op.Squeeze(total, axes)
 

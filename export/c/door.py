@@ -16,7 +16,7 @@ from gradgraph.errors import ArgumentError, BuildError, shown
 from gradgraph.export.artifacts import Weights, opened_trainer
 from gradgraph.export.c.c_files import files, way_to_set
 from gradgraph.export.c.c_functions import Unit, function
-from gradgraph.export.c.c_names import is_identifier
+from gradgraph.export.c.c_names import is_prefix
 from gradgraph.export.c.c_reading import refusal
 from gradgraph.export.c.program import C_TYPES, Tensor
 from gradgraph.files.atomic import write_folder_atomically
@@ -93,8 +93,10 @@ def c(
         ModelError: the step or the model is damaged.
         OutputError: the folder is not empty, has the extension of a file format, or cannot be written.
     """
-    if name and not is_identifier(name):
-        raise ArgumentError(f"name must be a C identifier of at most 31 characters, not '{shown(name)}'")
+    if name and not is_prefix(name):
+        raise ArgumentError(
+            f"name must be a C identifier of at most 31 characters that C does not use itself, not '{shown(name)}'"
+        )
     check_suffix(folder, FOLDER)
     whole = dict(sizes or {})
     step = _step_of(source)

@@ -282,7 +282,7 @@ class _Writer:
     def _map(self, o: Map, operand: object) -> None:
         text = o.template.format(*(operand(v) for v in o.operands))  # type: ignore[operator]
         self.names[o.out] = name = self.fresh("t")
-        if o.out.dtype not in ("float32", "float64") or "> 0) - (" in text:  # the result of the C expression is an int
+        if o.out.dtype not in ("float32", "float64"):  # the result of the C expression may be an int
             text = f"({o.out.c_type})({text})"
         self.line(f"const {o.out.c_type} {name} = {text};")
 

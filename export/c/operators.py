@@ -8,6 +8,7 @@ literals, so a template may use them several times.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ NUMERIC = {
     "Sub": "{0} - {1}",
     "Mul": "{0} * {1}",
     "Relu": "({0} < 0 ? 0 : {0})",
-    "Sign": "({0} > 0) - ({0} < 0)",
+    "Sign": "({0} > 0 ? 1 : {0} < 0 ? -1 : {0})",
     "Max": "({0} > {1} || {0} != {0} ? {0} : {1})",
     "Min": "({0} < {1} || {0} != {0} ? {0} : {1})",
 }
@@ -102,18 +103,30 @@ def expression(op_type: str, attributes: Attributes, dtypes: list[str], out: str
     elif op_type in PREDICATES:
         template = PREDICATES[op_type]
     elif op_type in NUMERIC and kind != "b":
-        template = NUMERIC[op_type]
-    elif (
-        (op_type in FLOATING and kind == "f")
-        or (op_type == "Neg" and kind == "i")
-        or (op_type == "Div" and kind in "iu")
-    ):
+        template = NUMERIC[op_type] if kind == "f" else _of_integers(op_type, dtype)
+    elif op_type == "Neg" and kind == "i":
+        template = "0 - " + _unsigned("{0}", dtype)
+    elif (op_type in FLOATING and kind == "f") or (op_type == "Div" and kind in "iu"):
         template = FLOATING[op_type]
     elif op_type in INTEGERS and kind in "iu":
         template = INTEGERS[op_type]
     else:
         return None
     return template and typed(template, dtype, out)
+
+
+def _unsigned(text: str, dtype: str) -> str:
+    """Return integers cast to an unsigned type, in which sums and products wrap around instead of being undefined."""
+    width = max(32, 8 * np.dtype(dtype).itemsize)
+    return text if dtype == f"uint{width}" else re.sub(r"\{\w\}", rf"(uint{width}_t)\g<0>", text)
+
+
+def _of_integers(op_type: str, dtype: str) -> str:
+    if op_type in ("Add", "Sub", "Mul"):
+        return _unsigned(NUMERIC[op_type], dtype)
+    if np.dtype(dtype).kind == "u" and op_type in ("Relu", "Sign"):
+        return {"Relu": "{0}", "Sign": "{0} > 0"}[op_type]
+    return NUMERIC[op_type].replace(" || {0} != {0}", "")  # there is no NaN
 
 
 def typed(template: str, dtype: str, out: str) -> str:
@@ -160,6 +173,13 @@ def _cast(attributes: Attributes, dtypes: list[str], out: str) -> str:
     return "{0} != 0" if out == "bool" else "({o}){0}"
 
 
+def _abs(attributes: Attributes, dtypes: list[str], out: str) -> str:
+    kind = np.dtype(dtypes[0]).kind
+    if kind == "i":
+        return "({0} < 0 ? 0 - " + _unsigned("{0} : {0})", dtypes[0])
+    return "fabs{f}({0})" if kind == "f" else "{0}"
+
+
 def _gelu(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     if np.dtype(dtypes[0]).kind != "f":
         return None
@@ -173,10 +193,12 @@ def _mod(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
     if attributes.get("fmod", 0):
         return "fmod{f}({0}, {1})" if np.dtype(dtypes[0]).kind == "f" else None
     kind = np.dtype(dtypes[0]).kind
-    return {"i": "({0} % {1} + {1}) % {1}", "u": "{0} % {1}"}.get(kind)
+    return {"i": "{0} % {1} + ({0} % {1} < 0 ? {1} : 0)", "u": "{0} % {1}"}.get(kind)
 
 
 def _shift(attributes: Attributes, dtypes: list[str], out: str) -> str | None:
+    if np.dtype(dtypes[0]).kind != "u":
+        return None
     return "{0} >> {1}" if attributes.get("direction") == "RIGHT" else "({o})({0} << {1})"
 
 
@@ -189,7 +211,7 @@ _WRITTEN: dict[str, Callable[[Attributes, list[str], str], str | None]] = {
     "Where": lambda a, d, o: "({0} ? {1} : {2})",
     "Cast": _cast,
     "Identity": lambda a, d, o: "{0}",
-    "Abs": lambda a, d, o: "fabs{f}({0})" if np.dtype(d[0]).kind == "f" else "({0} < 0 ? -{0} : {0})",
+    "Abs": _abs,
     "Gelu": _gelu,
     "Mod": _mod,
     "BitShift": _shift,
@@ -242,6 +264,9 @@ def reduction(op_type: str, attributes: Attributes, dtype: str) -> Reduction | N
         return Reduction(start, "if (" + condition + ") {a} = {v}")
     if kind != "f" and op_type not in ("ReduceSum", "ReduceProd", "ReduceSumSquare"):
         return None
+    if kind == "i":
+        step = _unsigned({"ReduceSum": "{a} + {v}", "ReduceProd": "{a} * {v}"}.get(op_type, "{a} + {v} * {v}"), dtype)
+        return Reduction(_REDUCTIONS[op_type].start, f"{{a}} = ({C_TYPES[dtype]})({step})")
     how = _REDUCTIONS[op_type]
     suffix = "" if dtype == "float64" else "f"
     return Reduction(*(text.replace("{f}", suffix) for text in (how.start, how.step, how.finish)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,13 @@ from gradgraph.export.c import operators
 from gradgraph.export.c.c_reading import READERS
 from gradgraph.export.c.composites import FORMULAS
 from gradgraph.frontend import export, manual_seed, nn
-from tests.kit.compiled_c import NEEDS_COMPILER, Program
+from tests.kit.compiled_c import NEEDS_COMPILER, STRICT, Program, compiler
 from tests.kit.running import run
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
 IMAGES = RNG.normal(size=(2, 4, 7, 6)).astype(np.float32)
+LARGEST = 2**63 - 1
 W33 = RNG.normal(size=(6, 2, 3, 3)).astype(np.float32)
 
 
@@ -61,6 +65,18 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "Clip": ("Clip", [X, np.array(-0.5, np.float32), np.array(0.25, np.float32)], {}),
     "Mod": ("Mod", [RNG.integers(-9, 9, (3, 4)), ints(4)], {}),
     "Div of integers": ("Div", [RNG.integers(-9, 9, (3, 4)), ints(4)], {}),
+    "Mod of the largest": ("Mod", [np.array([7, -7, LARGEST, -LARGEST]), np.array([LARGEST])], {}),
+    "Add beyond the largest": ("Add", [np.array([LARGEST, 1]), np.array([1, LARGEST])], {}),
+    "Mul beyond the largest": ("Mul", [np.array([2**31 - 1, 3], np.int32), np.array([2**31 - 1, -7], np.int32)], {}),
+    "Abs of the smallest": ("Abs", [np.array([-LARGEST - 1, -3])], {}),
+    "Abs without a sign": ("Abs", [np.array([0, 2**32 - 1], np.uint32)], {}),
+    "Sign without a sign": ("Sign", [np.array([0, 2**32 - 1], np.uint32)], {}),
+    "Max of integers": ("Max", [RNG.integers(-9, 9, (3, 4)), ints(4)], {}),
+    "Min of small integers": ("Min", [np.array([3, 250], np.uint8), np.array([7], np.uint8)], {}),
+    "Clip without a sign": ("Clip", [np.array([0, 9], np.uint32), np.array(0, np.uint32), np.array(6, np.uint32)], {}),
+    "Sign of what is no number": ("Sign", [np.array([np.nan, -0.5, 0, np.inf], np.float32)], {}),
+    "ReduceLogSumExp of infinities": ("ReduceLogSumExp", [np.float32([[-np.inf] * 2, [np.inf, 1], [-np.inf, 2]]),
+                                      ints(1)], {}),
     "Cast to integers": ("Cast", [X * 9], {"to": TensorProto.INT32}),
     "IsInf": ("IsInf", [np.array([1, -np.inf, np.inf, np.nan], np.float32)], {"detect_negative": 0}),
     "ReduceSum of axes": ("ReduceSum", [X, ints(0, 2)], {"keepdims": 0}),
@@ -219,6 +235,61 @@ def test_named_steps_and_names_of_programs_are_checked(tmp_path: Path) -> None:
     gg.export.c(small_step(), tmp_path / "c")
     with pytest.raises(OutputError, match="not empty"):
         gg.export.c(small_step(), tmp_path / "c")
+
+
+NAMES = [
+    "default", "export", "friend", "nullptr", "char8_t", "static_assert", "linux", "INPUT", "B1", "EOF", "NULL", "NAN",
+    "stdin", "errno", "arena_x", "fault_x", "return_0", "net_t", "net_init", "net_run", "x/y", "x.y", "X Y", "> y", "y",
+    "é", "数", "_X", "__x", "a" * 300, "a" * 301,
+]  # fmt: skip
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_any_name_becomes_an_argument(language: str, tmp_path: Path) -> None:
+    """Words of C and C++, macros, functions of the folder, and names that differ in other characters only."""
+    nodes = [helper.make_node("Sum", NAMES, ["Y"])]
+    arguments, results = (
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, (2,)) for n in names] for names in (NAMES, ["Y"])
+    )
+    graph = helper.make_graph(nodes, "g", arguments, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    gg.export.c(model, tmp_path / "c", name="net")
+    if language == "c++":
+        if shutil.which("g++") is None:
+            pytest.skip("there is no C++ compiler")
+        caller = tmp_path / "caller.cpp"
+        caller.write_text('#include <cerrno>\n#include <cstdio>\n#include "net.h"\n')
+        subprocess.run(["g++", "-Werror", f"-I{tmp_path / 'c'}", "-fsyntax-only", caller], check=True)
+        return
+    compiler(*STRICT, "-std=gnu99", tmp_path / "c" / "net.c", tmp_path / "c" / "example.c", "-o", tmp_path / "p", "-lm")
+    found = np.zeros(2, np.float32)
+    values = [np.array([2.0**-i, i], np.float32) for i in range(len(NAMES))]
+    assert Program(tmp_path / "c", "net").call("run", *values, found) == 0
+    np.testing.assert_allclose(found, np.sum(values, 0), rtol=1e-6)
+
+
+def test_sizes_of_different_tensors_have_different_names(tmp_path: Path) -> None:
+    """Those of trainer_step's input and of trainer_predict's result, whose names differ in the last character."""
+    names = ["x" * 50 + c for c in "ab"]
+    model = export(nn.Linear(6, 4), {names[0]: (2, 6)}, outputs=names[1:])
+    gg.export.c(gg.build(model, "cross_entropy", "sgd"), tmp_path / "c")
+    macros = re.findall(r"#define TRAINER_(X+(?:_2)?)_SIZE (\d+)", (tmp_path / "c" / "trainer.h").read_text())
+    assert {len(name): int(size) for name, size in macros} == {40: 12, 42: 8}
+
+
+@pytest.mark.parametrize("name", ["float", "example", "math", "String", "int32", "uint8", "size", "x.y", "a" * 32])
+def test_prefixes_that_c_uses_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="C identifier of at most 31 characters that C does not use itself"):
+        gg.export.c(small_step(), tmp_path / "c", name=name)
+
+
+@pytest.mark.parametrize("op_type", ["GatherElements", "ScatterElements"])
+def test_indices_of_no_elements_are_refused(op_type: str, tmp_path: Path) -> None:
+    rest = [X[0]] if op_type == "ScatterElements" else []
+    model = model_of(op_type, [np.zeros((0, 4), np.float32), np.zeros((3, 4), np.int64), *rest])
+    with pytest.raises(BuildError, match="its indices are for an axis of size 0"):
+        gg.export.c(model, tmp_path / "c")
 
 
 @NEEDS_COMPILER

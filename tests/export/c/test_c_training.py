@@ -56,10 +56,11 @@ def test_evaluation_and_prediction_read_the_same_state(optimizer: str, tmp_path:
 
 def test_arguments_never_shadow_names_of_the_code() -> None:
     names = identifiers(
-        ["step_1", "gather", "for", "T", "x.y", "x/y", "", "7", "X_y", "gemm_rows", "uint8_t", "NET_OK"]
+        ["step_1", "gather", "for", "T", "x.y", "x/y", "", "7", "X_y", "gemm_rows", "uint8_t", "NET_OK", "net_run"],
+        ["net_run"],
     )
     assert list(names.values()) == ["v_step_1", "v_gather", "v_for", "v_T", "x_y", "x_y_2", "v_", "v_7", "X_y_3",
-                                    "v_gemm_rows", "v_uint8_t", "v_NET_OK"]  # fmt: skip
+                                    "v_gemm_rows", "v_uint8_t", "v_NET_OK", "net_run_2"]  # fmt: skip
 
 
 def test_names_of_kernels_are_reserved() -> None:
