@@ -274,8 +274,8 @@ def test_sizes_of_different_tensors_have_different_names(tmp_path: Path) -> None
     names = ["x" * 50 + c for c in "ab"]
     model = export(nn.Linear(6, 4), {names[0]: (2, 6)}, outputs=names[1:])
     gg.export.c(gg.build(model, "cross_entropy", "sgd"), tmp_path / "c")
-    macros = re.findall(r"#define TRAINER_(X+(?:_2)?)_SIZE (\d+)", (tmp_path / "c" / "trainer.h").read_text())
-    assert {len(name): int(size) for name, size in macros} == {40: 12, 42: 8}
+    macros = re.findall(r"#define (TRAINER_X+(?:_2)?_SIZE) (\d+)", (tmp_path / "c" / "trainer.h").read_text())
+    assert sorted(int(size) for size in dict(macros).values()) == [8, 12]
 
 
 @pytest.mark.parametrize("name", ["float", "example", "math", "String", "int32", "uint8", "size", "x.y", "a" * 32])
