@@ -88,8 +88,8 @@ class _Writer:
         known: set[str] = set()
         for f in unit.functions:
             c = self.unit.c_names
-            results = ((result_key(n), t) for n, t in f.declared.items())
-            for key, tensor in [*((input_key(n), t) for n, t in f.inputs.items()), *results]:
+            outputs = ((result_key(n), t) for n, t in f.declared.items())
+            for key, tensor in [*((input_key(n), t) for n, t in f.inputs.items()), *outputs]:
                 macro = f"{self.upper}_{c[key].upper()}_SIZE"
                 if tensor.shape and macro not in known:
                     known.add(macro)
