@@ -142,7 +142,7 @@ export class Trainer {
    * `family` uses the layer names of a Hugging Face model family, such as q_proj, k_proj and v_proj for a packed layer.
    */
   exportAdapter(
-    options?: Averaged & { format?: "peft"; name?: string; family?: "llama" | "phi3" | "phi" },
+    options?: Averaged & { format?: "peft"; name?: string; family?: "llama" | "phi3" | "phi" | "granitemoehybrid" | "qwen3_5" | "lfm2" },
   ): Promise<Record<string, Uint8Array>>;
   exportAdapter(options: Averaged & { format: "onnx_adapter"; name?: string }): Promise<Uint8Array>;
   /**

@@ -2,17 +2,47 @@
 // layers differently and packs several layers into one, as gradgraph/surgery/peft_names.py does in Python.
 
 export const PIECES = { qkv_proj: ["q_proj", "k_proj", "v_proj"], gate_up_proj: ["gate_proj", "up_proj"] };
+const OF_MIXERS = Object.fromEntries(
+  ["qkv", "z", "b", "a"].map((name) => [`.linear_attn.in_proj_${name}`, `.linear_attn.${name}_proj`]),
+); // Qwen3.5
+const OF_LFM2 = {
+  ".feed_forward.w1": ".mlp.gate_proj",
+  ".feed_forward.w3": ".mlp.up_proj",
+  ".feed_forward.w2": ".mlp.down_proj",
+};
+const OF_GRANITE = {
+  ".shared_mlp.input_linear": ".mlp.gate_up_proj",
+  ".shared_mlp.output_linear": ".mlp.down_proj",
+};
 /** Parts of Hugging Face's names, and the builder's names for them. */
-export const OURS = { ".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router" };
+export const OURS = {
+  ".self_attn.": ".attn.",
+  ".attn.dense": ".attn.o_proj",
+  ".attn.out_proj": ".attn.o_proj",
+  ".mlp.router": ".moe.router",
+  ...OF_MIXERS,
+  ...OF_LFM2,
+  ...OF_GRANITE,
+};
 const OF_A_BUILDER = /^(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+$/; // other layers have PyTorch's names
 const NUMBERED = /^(?:.*\.)?(layers\.\d+\..+)$/;
 
-/** The model families: the layers that the family packs, and its name of the output projection of attention. */
+/**
+ * The model families: the layers that the family packs, its name of the output projection of attention, other ends of
+ * its names with the builder's, and its name of the module with the layers.
+ */
 export const FAMILIES = {
-  llama: { packed: [], output: "o_proj" },
-  phi3: { packed: Object.keys(PIECES), output: "o_proj" },
-  phi: { packed: [], output: "dense" },
+  llama: familyOf({}),
+  phi3: familyOf({ packed: Object.keys(PIECES) }),
+  phi: familyOf({ output: "dense" }),
+  granitemoehybrid: familyOf({ packed: ["gate_up_proj"], others: OF_GRANITE }),
+  qwen3_5: familyOf({ others: OF_MIXERS, root: "model.language_model" }),
+  lfm2: familyOf({ output: "out_proj", others: OF_LFM2 }),
 };
+
+function familyOf({ packed = [], output = "o_proj", others = {}, root = "model" }) {
+  return { packed, output, others, root };
+}
 
 const last = (name) => name.slice(name.lastIndexOf(".") + 1);
 const sibling = (name, other) => name.slice(0, name.length - last(name).length) + other;
@@ -24,8 +54,11 @@ function asOurs(module) {
 }
 
 function asTheirs(layer, family) {
-  if (!OF_A_BUILDER.test(layer)) return layer;
-  const name = layer.replaceAll(".attn.", ".self_attn.").replaceAll(".moe.router", ".mlp.router");
+  if (!OF_A_BUILDER.test(layer) && !layer.includes(".linear_attn.")) return layer;
+  const whole = layer.startsWith("model.layers.") ? family.root + layer.slice("model".length) : layer;
+  const end = Object.entries(family.others).find(([, ours]) => whole.endsWith(ours));
+  if (end) return whole.slice(0, whole.length - end[1].length) + end[0];
+  const name = whole.replaceAll(".attn.", ".self_attn.").replaceAll(".moe.router", ".mlp.router");
   return name.replace(/\.self_attn\.o_proj$/, `.self_attn.${family.output}`);
 }
 
