@@ -25,7 +25,8 @@ from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reache
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import Rows, read
-from gradgraph.chat.measures import PreferenceMeasures, measured
+from gradgraph.chat.folder_tasks import check_task
+from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
 from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
@@ -36,7 +37,7 @@ from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.data.shuffling import permutation
-from gradgraph.errors import ArgumentError, DataError, shown
+from gradgraph.errors import DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.graph.shape_inference import shape_of
@@ -143,6 +144,7 @@ def finetune(
     if chosen.task != GENERATION:
         return _of_task(chosen.task)(base, data, place, chosen, validation=validation, columns=columns,
                                      template=template, resume=resume, progress=progress)  # fmt: skip
+    check_task(base, GENERATION)
     check_place(place, resume)
     base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
     decoder = base.decoder()
@@ -152,7 +154,7 @@ def finetune(
         prepare, base, data, validation=validation, columns=columns, template=template, now=began
     )
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
-    _check_measures(prepared, chosen)
+    check_measures(prepared.held_out, chosen)
     models = _Models(decoder, base)
     if chosen.memory is not None:
         plan, prepared = planned(
@@ -208,17 +210,6 @@ def _of_task(task: str) -> Callable[..., Finetuned]:
 def _name_of(data: Any) -> str:
     """Return the name of the data in the model card: a file name, or the kind of the object."""
     return f"`{shown(Path(data).name)}`" if PATH.fits(data) else f"{described(data)} of Python"
-
-
-def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
-    """Raise ArgumentError if evaluations are requested but no rows are held out."""
-    if prepared.held_out is None and (recipe.patience or recipe.eval_every):
-        raise ArgumentError(
-            f"no rows are held out, but {'patience' if recipe.patience else 'evaluation during training'} requires "
-            "some",
-            remedy="raise held_out, pass validation=, or omit patience and eval_every",
-            shell="raise --held-out, add --validation, or omit --patience and --eval-every",
-        )
 
 
 def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:

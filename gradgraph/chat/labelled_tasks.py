@@ -6,20 +6,30 @@ the folder's ``config.json``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
+from gradgraph.chat.folder_tasks import OF_TOKENS, check_task
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
-from gradgraph.data.texts.tokenizer import NAME
-from gradgraph.errors import ArgumentError, DataError, listed, shown
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.label_names import CONFIG, LABELS
+from gradgraph.data.texts.tokenizer import LONGEST, NAME, Tokenizer
+from gradgraph.errors import ArgumentError, DataError, GradgraphError, listed, shown
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.untrusted.documents import json_of
+from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.runs.run_options import Run
 from gradgraph.runs.training import train
 from gradgraph.runtime.loop.logs import peak_memory
@@ -28,26 +38,8 @@ log = logging.getLogger("gradgraph.chat")
 
 LABEL = "label"
 _TEXTS = ("text", "pair", "words")  # names of columns, as in --text of gradgraph train
+_POSITIONS = "max_position_embeddings"
 _MULTI_LABEL, _REGRESSION = "multi_label_classification", "regression"  # problem types of transformers
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task with labels.
-
-    Attributes:
-        architecture: the end of the architecture's name in ``config.json``.
-        of_tokens: whether each token has a label.
-    """
-
-    architecture: str
-    of_tokens: bool = False
-
-
-TASKS = {
-    "text-classification": Task("ForSequenceClassification"),
-    "token-classification": Task("ForTokenClassification", of_tokens=True),
-}
 USED = ("task", "epochs", "batch_size", "accumulate", "learning_rate", "warmup", "weight_decay", "clip_norm", "length",
         "label_smoothing", "eval_every", "patience", "max_steps", "seed")  # fmt: skip
 
@@ -68,21 +60,85 @@ def finetune_labels(
 
     Raises:
         ArgumentError: the task does not use one of the recipe's options, or has no column of a name in ``columns``.
-        DataError: the folder has no tokenizer, or is that of another task.
+        DataError: the folder has no tokenizer, or its model was exported for another task.
         GradgraphError: any error of ``gradgraph.train``.
     """
     check_unused(recipe, USED, template)
     _check_files(recipe, data, validation)
-    task = _checked_task(base, recipe)
+    if validation is None and (recipe.patience or recipe.eval_every):
+        raise ArgumentError(
+            f"the task {recipe.task} evaluates validation data, and none are given",
+            remedy="pass validation=, or omit patience and eval_every",
+            shell="add --validation, or omit --patience and --eval-every",
+        )
+    check_task(base, recipe.task)
+    if not (base.path / NAME).is_file():
+        raise DataError(f"the folder '{shown(base.path)}' has no {NAME}; download it, or save it with transformers")
     check_place(out, resume)
     base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
-    run = _run(base, data, out, recipe, task, validation, columns or {}, resume)
-    create(out / TRAINING)
-    done = train(run, progress=progress)
+    run = _run(base, data, out, recipe, validation, columns or {}, resume)
+    with _removed_unless_begun(out, resume):
+        done = train(run, progress=progress)
     base.copy_beside(out)
+    _write_classes(out / CONFIG, done.trainer.names)
     last = {name: float(value) for name, value in (done.history.row(-1) if done.history else {}).items()}
     figures = {"steps": done.trainer.progress.steps, **last, **peak_memory()}
     return Finetuned(out, done.history, figures, {}, done.trainer)
+
+
+@contextlib.contextmanager
+def _removed_unless_begun(out: Path, resume: bool) -> Iterator[None]:
+    """Create the folder of a run; after an error before the first checkpoint of a new run, remove what it wrote."""
+    was_there = out.is_dir()
+    create(out / TRAINING)
+    try:
+        yield
+    except BaseException as error:
+        if not resume and not any((out / TRAINING).glob("*.ckpt")):
+            for path in list(out.iterdir()) if was_there else [out]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if isinstance(error, GradgraphError) and (other := _with_columns(error)) is not error:
+            raise other from None
+        raise
+
+
+def _with_columns(error: GradgraphError) -> GradgraphError:
+    """Return an error whose remedy names ``columns`` in place of an argument of ``gradgraph.text.table``."""
+    found = re.fullmatch(r"(.*)\b(text|pair|words|label)=(['\"])(.*)\3", error.remedy or "")
+    if found is None:
+        return error
+    before, name, _, column = found.groups()
+    return type(error)(
+        error.problem, remedy=f"{before}columns={{{name!r}: {column!r}}}", shell=f"{before}--column {name}={column}"
+    )
+
+
+def _write_classes(file: Path, names: DataNames) -> None:
+    """Write the class names of the training data to the ``config.json`` of the trained model, if it has others."""
+    classes = [named for target, named in names.classes.items() if target not in names.numbered]
+    if len(classes) != 1 or not file.is_file():
+        return
+    config = json_of(regular_bytes(file))
+    before = config.get(LABELS)
+    known = before if isinstance(before, dict) and all(map(str.isdecimal, before)) else {}
+    others = {i: f"LABEL_{i}" if name in classes[0] else name for i, name in known.items()}
+    labels = {**others, **{str(i): name for i, name in enumerate(classes[0])}}
+    if labels != before:
+        changed = {**config, LABELS: labels, "label2id": {str(name): int(i) for i, name in labels.items()}}
+        write_atomically(file, json.dumps(changed, indent=2).encode())
+
+
+def longest_of(base: ModelFolder, recipe: Recipe, usual: int) -> int:
+    """Return the maximum number of tokens of a text: the recipe's, or ``usual`` unless the model has fewer positions.
+
+    Raises:
+        DataError: the recipe asks for more tokens than the model has positions.
+    """
+    most = base.described.get(_POSITIONS)
+    most = most if isinstance(most, int) and most > 0 else None
+    if most is not None and recipe.length is not None and recipe.length > most:
+        raise DataError(f"length is {recipe.length:,}, but the model has {most:,} positions; lower length")
+    return recipe.length or min(most or usual, usual)
 
 
 def check_unused(recipe: Recipe, used: Collection[str], template: Any) -> None:
@@ -94,7 +150,7 @@ def check_unused(recipe: Recipe, used: Collection[str], template: Any) -> None:
     if unused:
         raise ArgumentError(
             f"the task {recipe.task} does not use {listed(unused)}",
-            remedy="omit them",
+            remedy="omit them" if len(unused) > 1 else "omit it",
             shell=f"omit {', '.join('--' + name.replace('_', '-') for name in unused)}",
         )
 
@@ -107,27 +163,11 @@ def _check_files(recipe: Recipe, data: Any, validation: Any) -> None:
             )
 
 
-def _checked_task(base: ModelFolder, recipe: Recipe) -> Task:
-    """Return the task of a recipe; raise DataError if the folder is known to be that of another task."""
-    task = TASKS[recipe.task]
-    named = base.described.get("architectures") or []
-    if named and not any(str(name).endswith(task.architecture) for name in named):
-        other = next((t for t, known in TASKS.items() if str(named[0]).endswith(known.architecture)), None)
-        remedy = f"pass the task {other}" if other else "export the model for this task"
-        raise DataError(
-            f"the folder '{shown(base.path)}' has a {shown(named[0])}, which is no model for {recipe.task}; {remedy}"
-        )
-    if not (base.path / NAME).is_file():
-        raise DataError(f"the folder '{shown(base.path)}' has no {NAME}; download it, or save it with transformers")
-    return task
-
-
 def _run(
     base: ModelFolder,
     data: Any,
     out: Path,
     recipe: Recipe,
-    task: Task,
     validation: Any,
     columns: Mapping[str, str],
     resume: bool,
@@ -138,8 +178,8 @@ def _run(
             f"the task {recipe.task} has no column '{shown(stray[0])}'; name {', '.join(_TEXTS)} or {LABEL}"
         )
     texts: dict[str, Any] = {name: columns[name] for name in _TEXTS if name in columns}
-    if recipe.length is not None:
-        texts["length"] = recipe.length
+    usual = Tokenizer(base.path / NAME, inside=True).longest or LONGEST
+    texts["length"] = longest_of(base, recipe, usual)
     place = out / TRAINING
     run = Run(
         base.model, data=data, validation=validation, tokenizer=base.path / NAME, text=texts,
@@ -147,14 +187,14 @@ def _run(
         accumulate=recipe.accumulate if recipe.accumulate > 1 else None, eval_every=recipe.eval_every,
         patience=recipe.patience, max_steps=recipe.max_steps, seed=recipe.seed, resume=resume,
         checkpoint=place / CHECKPOINT, history=place / HISTORY, log=place / LOG, export=out / base.model.name,
-        build=_scores(base, recipe, task),
+        build=_scores(base, recipe),
     )  # fmt: skip
     total = run.total_steps()
     assert total is not None  # the batch size is a number
     return replace(run, build={**run.build, "optimizer": optimizer_of(recipe, total)})
 
 
-def _scores(base: ModelFolder, recipe: Recipe, task: Task) -> dict[str, Any]:
+def _scores(base: ModelFolder, recipe: Recipe) -> dict[str, Any]:
     """Return the loss and the metrics of a task."""
     problem = base.described.get("problem_type")
     if problem in (_REGRESSION, _MULTI_LABEL) and recipe.label_smoothing:
@@ -163,6 +203,6 @@ def _scores(base: ModelFolder, recipe: Recipe, task: Task) -> dict[str, Any]:
         return {"loss": losses.mse()}
     if problem == _MULTI_LABEL:
         return {"loss": losses.bce_with_logits()}
-    if task.of_tokens:
+    if recipe.task == OF_TOKENS:
         return {"loss": losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1)}
     return {"loss": losses.cross_entropy(label_smoothing=recipe.label_smoothing), "metrics": [metrics.accuracy()]}

@@ -13,6 +13,7 @@ from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.chat.preferences import PairBatches
 from gradgraph.data.arrays.batch import Array
+from gradgraph.errors import ArgumentError
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 
@@ -87,3 +88,14 @@ class PreferenceMeasures:
         found = of_preferences(trainer, self._held, self._recipe)
         self._write({"event": EVENT, "epoch": int(row["epoch"]), "step": int(row["step"]), **found})
         log.info("step %d, held-out answers: %s", row["step"], ", ".join(f"{k} {v:.4g}" for k, v in found.items()))
+
+
+def check_measures(held_out: Any, recipe: Recipe) -> None:
+    """Raise ArgumentError if evaluations are requested but no rows are held out."""
+    if held_out is None and (recipe.patience or recipe.eval_every):
+        raise ArgumentError(
+            f"no rows are held out, but {'patience' if recipe.patience else 'evaluation during training'} requires "
+            "some",
+            remedy="raise held_out, pass validation=, or omit patience and eval_every",
+            shell="raise --held-out, add --validation, or omit --patience and --eval-every",
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +19,14 @@ import onnx_ir as ir
 from gradgraph import losses, surgery
 from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import products
-from gradgraph.chat.chat_recipe import Recipe, optimizer_of
+from gradgraph.chat.chat_recipe import SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import read
-from gradgraph.chat.labelled_tasks import check_unused
+from gradgraph.chat.folder_tasks import check_task
+from gradgraph.chat.labelled_tasks import check_unused, longest_of
+from gradgraph.chat.measures import check_measures
 from gradgraph.chat.model_folder import ModelFolder, check_inside
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, begin, check_place, create
-from gradgraph.chat.text_pairs import TextPairs
+from gradgraph.chat.text_pairs import TextPairs, truncated
 from gradgraph.chat.tuned_folder import save_decoder
 from gradgraph.data.shuffling import permutation
 from gradgraph.data.texts.tokenizer import NAME, Tokenizer
@@ -75,11 +78,13 @@ def finetune_seq2seq(
         BuildError: the models cannot be trained in this way.
     """
     check_unused(recipe, USED, template)
+    check_task(base, SEQ2SEQ)
     check_place(out, resume)
     base.beside()
     encoder = check_inside(base.path, str(base.model.parent.relative_to(base.path) / ENCODER), "the encoder")
     recipe = recipe.settled
     train, held = _data(base, data, validation, columns, recipe)
+    check_measures(held, recipe)
     parts = _adapted(load_model(encoder), base.decoder(), recipe)
     step = build(
         encoder_decoder(parts.encoder, parts.decoder),
@@ -97,8 +102,7 @@ def finetune_seq2seq(
     history = trainer.fit(
         train, epochs=recipe.epochs, batch_size=recipe.batch_size, validation=held,
         accumulate=recipe.accumulate if recipe.accumulate > 1 else None,
-        eval_every=recipe.eval_every if held is not None else None,
-        patience=recipe.patience if held is not None else None, max_steps=recipe.max_steps,
+        eval_every=recipe.eval_every, patience=recipe.patience, max_steps=recipe.max_steps,
         checkpoint=place / CHECKPOINT, checkpoint_every=recipe.checkpoint_every, log=JsonLines(place / LOG),
         progress=progress,
     )  # fmt: skip
@@ -121,11 +125,12 @@ def _data(
     tokenizer, start = Tokenizer(base.path / NAME, inside=True), base.described.get("decoder_start_token_id")
     if not isinstance(start, int):
         raise DataError(f"config.json in '{shown(base.path)}' has no decoder_start_token_id; add it from the model")
-    every = _pairs(data, columns, tokenizer, start, recipe)
+    pairs_of = functools.partial(_pairs, columns=columns, tokenizer=tokenizer, base=base, recipe=recipe, start=start)
+    every = pairs_of(data)
     if validation is not None:
-        return every, _pairs(validation, columns, tokenizer, start, recipe)
+        return every, pairs_of(validation)
     order = permutation(recipe.seed, 0, len(every)).tolist()
-    count = round(len(every) * recipe.held_out)
+    count = min(round(len(every) * recipe.held_out), len(every) - 1)
     parts = [sorted(part) for part in (order[count:], order[:count])]
     train, held = (
         TextPairs([every.texts[i] for i in part], [every.answers[i] for i in part], start, tokenizer.pad)
@@ -140,15 +145,22 @@ def _digest(*parts: TextPairs | None) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _pairs(data: Any, columns: Mapping[str, str] | None, tokenizer: Tokenizer, start: int, recipe: Recipe) -> TextPairs:
+def _pairs(
+    data: Any,
+    columns: Mapping[str, str] | None,
+    tokenizer: Tokenizer,
+    start: int,
+    base: ModelFolder,
+    recipe: Recipe,
+) -> TextPairs:
     rows = read(data, columns, ("prompt",))
     if rows.kind != "prompt" or not all(isinstance(row[n], str) for row in rows for n in ("prompt", "completion")):
         raise DataError(f"{rows.where} has no texts in prompt and completion, which {recipe.task} requires; name them")
-    longest = recipe.length or LONGEST
-    found = [
-        [ids for ids, _ in tokenizer.spans([row[name] for row in rows], True)] for name in ("prompt", "completion")
-    ]
-    over = [i for i, both in enumerate(zip(*found, strict=True)) if max(map(len, both)) > longest]
+    longest = longest_of(base, recipe, LONGEST)
+    found = [[*tokenizer.spans([row[name] for row in rows], True)] for name in ("prompt", "completion")]
+    for i, ((text, _), (answer, _)) in enumerate(zip(*found, strict=True)):
+        _check_tokens((text, answer), rows.place(i), base.vocabulary)
+    over = [i for i, both in enumerate(zip(*found, strict=True)) if any(len(ids) > longest for ids, _ in both)]
     if over and recipe.long == "error":
         raise DataError(
             f"{rows.place(over[0])} has more than {longest} tokens in a text or its answer",
@@ -159,8 +171,24 @@ def _pairs(data: Any, columns: Mapping[str, str] | None, tokenizer: Tokenizer, s
         log.warning("%d rows of %s have more than %d tokens; they are %s", len(over), rows.where, longest,
                     "dropped" if recipe.long == "drop" else "truncated")  # fmt: skip
     kept = [i for i in range(len(rows)) if recipe.long != "drop" or i not in set(over)]
-    texts, answers = ([part[i][:longest] for i in kept] for part in found)
+    if not kept:
+        raise DataError(
+            f"no row of {rows.where} remains", remedy="add rows, or raise length=", shell="add rows, or raise --length"
+        )
+    texts, answers = ([truncated(*part[i], longest) for i in kept] for part in found)
     return TextPairs(texts, answers, start, tokenizer.pad)
+
+
+def _check_tokens(both: tuple[Sequence[int], ...], place: str, known: int | None) -> None:
+    """Raise DataError if a text has no tokens, or a token outside the model's vocabulary of ``known`` tokens."""
+    if not all(both):
+        raise DataError(f"{place} has a text without tokens; drop the row")
+    most = max(map(max, both))
+    if known is not None and most >= known:
+        raise DataError(
+            f"{place} has the token id {most:,}, but the model's vocabulary has {known:,}; remove such special tokens "
+            "from the texts"
+        )
 
 
 def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> _Parts:

@@ -11,6 +11,7 @@ from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs, TargetSpec, numpy_dtype
+from gradgraph.data.texts.tokenizer import NOWHERE
 from gradgraph.errors import DataError
 from gradgraph.surgery.encoder_decoders import TOKENS
 from gradgraph.surgery.language_models import IGNORED, MASK
@@ -64,6 +65,17 @@ class TextPairs(Loadable):
             before, _ = _padded([[self.start, *answer[:-1]] for answer in answers], self.pad)
             arrays = {"ids": ids, "mask": mask, "before": before, "labels": np.where(there, labels, IGNORED)}
             yield {name: arrays[roles[name]].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
+
+
+def truncated(ids: Sequence[int], spans: Sequence[tuple[int, int]], longest: int) -> Sequence[int]:
+    """Return at most ``longest`` tokens of a text with its last special tokens, as transformers truncates texts.
+
+    ``spans`` are the characters of each token, as from ``Tokenizer.spans``.
+    """
+    if len(ids) <= longest:
+        return ids
+    added = next((i for i, span in enumerate(reversed(spans)) if span != NOWHERE), 0)
+    return [*ids[: longest - added], *ids[len(ids) - added :]]
 
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:

@@ -15,6 +15,8 @@ from gradgraph.chat import Recipe
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import Pair, PairBatches
 from gradgraph.chat.row_lengths import limit_of
+from gradgraph.chat.text_pairs import truncated
+from gradgraph.data.texts.tokenizer import NOWHERE
 from gradgraph.errors import DataError
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -92,3 +94,10 @@ def test_the_digest_of_a_folder_is_that_of_all_its_numbers(bare: Path, tmp_path:
     assert (
         first != ModelFolder.of(tmp_path / "copy").digest != ModelFolder.of(bare).digest == ModelFolder.of(bare).digest
     )
+
+
+def test_a_truncated_text_keeps_its_last_special_tokens() -> None:
+    spans = [NOWHERE, (0, 1), (1, 2), (2, 3), NOWHERE]
+    assert truncated([1, 5, 6, 7, 2], spans, 3) == [1, 5, 2]
+    assert truncated([1, 5, 6, 7, 2], spans, 5) == [1, 5, 6, 7, 2]
+    assert truncated([5, 6, 7], spans[1:4], 2) == [5, 6]

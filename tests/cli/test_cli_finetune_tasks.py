@@ -16,6 +16,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph import frontend
+from gradgraph.chat.chat_recipe import LABELLED
 from gradgraph.errors import ArgumentError, DataError, OutputError
 from gradgraph.frontend import nn
 
@@ -27,7 +28,7 @@ from tests.kit.command_line import Cli
 WIDTH, LABELS = 8, ("bad", "good", "mixed")
 ROWS = [("kind" if i % 3 else "rude", f"a {'kind' * (i % 3 > 0)} or {'rude' * (i % 3 < 2)} fox {i}", LABELS[i % 3])
         for i in range(24)]  # fmt: skip
-CONFIG = {"id2label": dict(enumerate(LABELS)), "model_type": "bert"}
+CONFIG = {"id2label": dict(enumerate(LABELS)), "model_type": "bert", "vocab_size": 98, "max_position_embeddings": 64}
 
 
 class Classifier(nn.Module):
@@ -130,13 +131,78 @@ def test_a_classifier_of_tokens_learns(folder: Path) -> None:
     assert found.history["loss"][-1] < 0.8 * found.history["loss"][0]
 
 
+def test_the_class_names_of_the_data_become_those_of_the_folder(texts: Path) -> None:
+    config = json.loads((texts / "config.json").read_text())
+    (texts / "config.json").write_text(json.dumps(config | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}))
+    gg.finetune("bert", "reviews.csv", "tuned", task="text-classification", epochs=1, progress=False,
+                columns={"text": "review", "label": "opinion"})  # fmt: skip
+    found = json.loads(Path("tuned/config.json").read_text())
+    assert found.pop("label2id") == {label: i for i, label in enumerate(LABELS)}
+    assert found == config | {"id2label": {str(i): label for i, label in enumerate(LABELS)}}
+
+
+MANY = {"names": [["bad", "good"], [], ["mixed"]], "numbers": [[1, 1, 0], [0, 0, 0], [0, 0, 1]]}
+
+
+@pytest.mark.parametrize("how", MANY)
+def test_several_labels_of_a_text_are_trained_by_binary_cross_entropy(how: str, texts: Path) -> None:
+    config = json.loads((texts / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    (texts / "config.json").write_text(json.dumps(config))
+    rows = [{"text": text, "label": labels} for (_, text, _), labels in zip(ROWS, MANY[how] * 8, strict=True)]
+    Path("many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gg.finetune("bert", "many.jsonl", "tuned", task="text-classification", epochs=1, batch_size=24,
+                        progress=False)  # fmt: skip
+    session = ort.InferenceSession("bert/model.onnx", providers=["CPUExecutionProvider"])
+    scores = []
+    for row in rows:
+        ids = np.array([[small_folder.WORDS[letter] for letter in row["text"]]])
+        scores.append(session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0])
+    x, y = np.array(scores, np.float64), np.array(MANY["numbers"] * 8)
+    wanted = np.mean(np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y)
+    np.testing.assert_allclose(found.history["loss"][0], wanted, rtol=1e-5)
+    Path("odd.jsonl").write_text(json.dumps({"text": "a", "label": ["bad", "worse"]}) + "\n")
+    with pytest.raises(DataError, match=r"has the labels 'bad', 'worse' for one text, .* use lists of 3 numbers"):
+        gg.finetune("bert", "odd.jsonl", "odd", task="text-classification", progress=False)
+    assert not Path("odd").exists()
+
+
+OTHERS = {"question-answering": {"start_logits": 2, "end_logits": 2}, "feature-extraction": {"last_hidden_state": 3},
+          "fill-mask": {"logits": 3}}  # fmt: skip
+
+
+@pytest.mark.parametrize("made_for", OTHERS)
+@pytest.mark.parametrize("task", ["text-generation", "text2text-generation", *LABELLED])
+def test_a_model_for_a_task_that_is_not_supported_is_refused(made_for: str, task: str, texts: Path) -> None:
+    """By what it computes: the architecture in the configuration may be that of the weights it began with."""
+    model = onnx.load(texts / "model.onnx")
+    values = [onnx.helper.make_tensor_value_info(name, 1, ["rows", "tokens", 98][:rank])
+              for name, rank in OTHERS[made_for].items()]  # fmt: skip
+    model.graph.node.extend(
+        onnx.helper.make_node("Identity", ["logits"], [v.name]) for v in values if v.name != "logits"
+    )
+    del model.graph.output[:]
+    model.graph.output.extend(values)
+    onnx.save(model, texts / "model.onnx")
+    config = json.loads((texts / "config.json").read_text())
+    (texts / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    supported = "text-generation, text2text-generation, text-classification, token-classification"
+    with pytest.raises(DataError, match=f"was exported for {made_for}, not for {task}; export it .*: {supported}"):
+        gg.finetune("bert", "reviews.csv", "tuned", task=task, progress=False)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an option of adapters": ({"rank": 4, "memory": "4GB"}, ArgumentError, "does not use 'rank', 'memory'; omit them"),
+    "patience without validation": ({"patience": 2}, ArgumentError, "evaluates validation data, and none are given"),
     "a chat template": ({"template": "none"}, ArgumentError, "does not use 'template'"),
     "rows in memory": ({"data": [{"text": "a", "label": 1}]}, ArgumentError, "reads files, but data is a list"),
     "another column": ({"columns": {"prompt": "review"}}, ArgumentError, "has no column 'prompt'"),
-    "another task": ({"task": "token-classification"}, DataError, "has a BertForSequenceClassification, which is no "
-                     "model for token-classification; pass the task text-classification"),
+    "another task": ({"task": "token-classification"}, DataError, "was exported for text-classification, not for "
+                     "token-classification; pass the task text-classification, or export the model for token-"),
+    "the default task": ({"task": "text-generation"}, DataError, "not for text-generation; pass the task text-cl"),
+    "more tokens than positions": ({"length": 65}, DataError, "length is 65, but the model has 64 positions; lower"),
+    "a class in the validation data alone": ({"validation": "others.csv", "columns": {"text": "review", "label":
+                                              "opinion"}}, DataError, "has the new class 'worse'"),
+    "columns of unusual names": ({}, DataError, "say which: columns={'label': 'opinion'}"),
     "no tokenizer": ({}, DataError, "has no tokenizer.json"),
 }  # fmt: skip
 
@@ -146,10 +212,14 @@ def test_what_a_task_does_not_take(what: str, texts: Path, cli: Cli) -> None:
     given, error, says = REFUSED[what]
     if what == "no tokenizer":
         (texts / "tokenizer.json").unlink()
+    Path("others.csv").write_text("review,opinion\na fox,worse\n")
     given = {"data": "reviews.csv", "task": "text-classification", **given}
     with pytest.raises(error, match=says):
         gg.finetune("bert", given.pop("data"), "tuned", **given)
     assert not Path("tuned").exists()
     ran = cli("finetune", "bert", "--task", "text-classification", "--data", "reviews.csv", "--show", "1")
     assert ran.code == 2 and "--show prints chat data" in ran.err
+    ran = cli("finetune", "bert", "--task", "text-classification", "--data", "reviews.csv", "-o", "tuned")
+    assert what == "no tokenizer" or "--column label=opinion" in ran.err
+    assert not Path("tuned").exists()
     shutil.rmtree(texts)

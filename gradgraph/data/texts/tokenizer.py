@@ -163,7 +163,7 @@ class Tokenizer:
                 part = list(texts[first : first + CHUNK])
                 for text, one in zip(part, self._untrimmed.encode_batch(part, add_special_tokens=special), strict=True):
                     spans = [_own(text, added.get(n), *span) for n, span in zip(one.ids, one.offsets, strict=True)]
-                    spans = [_NOWHERE if put else s for s, put in zip(spans, one.special_tokens_mask, strict=True)]
+                    spans = [NOWHERE if put else s for s, put in zip(spans, one.special_tokens_mask, strict=True)]
                     yield _once(one.ids, spans) if special else (one.ids, spans)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
@@ -204,7 +204,7 @@ class Tokenizer:
 
 
 _NONE = np.zeros(0, np.int32)
-_NOWHERE = (-1, -1)  # the span of a special token that is not in the text
+NOWHERE = (-1, -1)  # the span of a special token that is not in the text
 
 
 def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
@@ -248,8 +248,8 @@ def _disable_trimming(processor: Any) -> bool:
 
 def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
     """Return tokens and spans without a special token at either end that the tokenizer added a second time."""
-    first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == _NOWHERE != spans[1]
-    last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == _NOWHERE != spans[-2]
+    first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == NOWHERE != spans[1]
+    last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == NOWHERE != spans[-2]
     kept = slice(int(first), len(ids) - int(last))
     return ids[kept], spans[kept]
 

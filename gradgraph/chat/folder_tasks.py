@@ -1,0 +1,68 @@
+"""The task of a model, by its inputs and outputs as optimum exports them, and whether fine-tuning supports it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.chat.chat_recipe import GENERATION, LABELLED, SEQ2SEQ
+from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.errors import DataError, shown
+from gradgraph.files.models import load_model
+from gradgraph.graph.shape_inference import shape_of
+from gradgraph.surgery.encoder_decoders import STATES
+
+OF_TEXTS, OF_TOKENS = LABELLED
+QUESTIONS, FEATURES, CHOICES, MASKED = "question-answering", "feature-extraction", "multiple-choice", "fill-mask"
+_FEATURES = frozenset({"last_hidden_state", "pooler_output", "token_embeddings", "sentence_embedding"})
+_CACHED = ("past", "present")  # beginnings of names
+_MASKED = "ForMaskedLM"  # the end of an architecture's name; such a model has the interface of a decoder
+
+
+def task_of(base: ModelFolder, model: ir.Model) -> str | None:
+    """Return the task that a folder's model was exported for, as optimum names it; None if it is unknown."""
+    given = {v.name or "": v for v in model.graph.inputs}
+    found = {v.name or "": v for v in model.graph.outputs}
+    if STATES in given:
+        return SEQ2SEQ
+    if {"start_logits", "end_logits"} <= found.keys():
+        return QUESTIONS
+    if "logits" not in found:
+        return FEATURES if _FEATURES & found.keys() else None
+    scores, tokens = shape_of(found["logits"]), shape_of(given.get("input_ids"))
+    if tokens is not None and len(tokens) == 3:
+        return CHOICES
+    if scores is not None and len(scores) == 2:
+        return OF_TEXTS
+    if scores is None or len(scores) != 3:
+        return None
+    is_cached = any(name.startswith(_CACHED) for name in (*given, *found))
+    return _of_each_token(base, scores[-1], is_cached=is_cached)
+
+
+def _of_each_token(base: ModelFolder, width: object, *, is_cached: bool) -> str | None:
+    """Return the task of a model with ``width`` scores for each token."""
+    if is_cached:
+        return GENERATION
+    if base.vocabulary is None or not isinstance(width, int):
+        return None
+    if width != base.vocabulary:
+        return OF_TOKENS if width < base.vocabulary // 2 else None  # some models pad or cut the vocabulary
+    named = base.described.get("architectures")
+    return MASKED if isinstance(named, list) and named and str(named[0]).endswith(_MASKED) else GENERATION
+
+
+def check_task(base: ModelFolder, task: str) -> None:
+    """Raise DataError if a folder's model was exported for another task than ``task``.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    found = task_of(base, load_model(base.model))
+    if found is None or found == task:
+        return
+    known = (GENERATION, SEQ2SEQ, *LABELLED)
+    if found in known:
+        remedy = f"pass the task {found}, or export the model for {task}"
+    else:
+        remedy = f"export it with optimum for a task that fine-tuning supports: {', '.join(known)}"
+    raise DataError(f"the model in '{shown(base.path)}' was exported for {found}, not for {task}; {remedy}")
