@@ -284,9 +284,9 @@ class TextTable(Loadable):
         if not form.labels_words(target) or form.words is None:
             values = self.columns.labels(form.label)
             if values and isinstance(values[0], LISTS):
-                if not takes_labels(target) and len(target.shape) == 2 and isinstance(target.shape[1], int):
-                    names = own if classes is None else classes.names
-                    return _several(values, target, names, form.label), Classes()
+                width = None if takes_labels(target) or len(target.shape) != 2 else target.shape[1]
+                if isinstance(width, int):
+                    return _several(values, target, width, form.label), Classes()
                 raise DataError(
                     f"the column '{shown(form.label)}' has a list of labels for each text, but the model expects one "
                     f"label ({target}); use a model that labels tokens, or one label for each text"
@@ -448,25 +448,15 @@ def labels_of(
     return labelled(array, spec, known, f"the column '{shown(column)}'", own=own)
 
 
-def _several(values: Sequence[Any], spec: TargetSpec, names: Sequence[str], column: str) -> Array:
-    """Return labels with several classes, or several numbers, per text [texts, outputs]; 1 for a class in the list.
-
-    Raises:
-        DataError: a list contains an unknown class, or has another number of numbers than the model has outputs.
-    """
-    width, places = spec.shape[1], {name: i for i, name in enumerate(names)}
+def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str) -> Array:
+    """Return lists of ``width`` numbers as an array [texts, width]; raise DataError for any other value."""
     found = np.zeros((len(values), width), numpy_dtype(spec.dtype))
     for i, each in enumerate(values):
-        labels = list(each) if isinstance(each, LISTS) else [each]
-        if places and all(isinstance(label, str) and label in places for label in labels):
-            found[i, [places[label] for label in labels]] = 1
-            continue
-        numbers = [number_of(label) for label in labels]
+        numbers = [number_of(value) for value in each] if isinstance(each, LISTS) else []
         if None in numbers or len(numbers) != width:
-            of_names = f", or of the classes {listed(names)}" if names else ""
             raise DataError(
-                f"the column '{shown(column)}' has the labels {listed(labels) or 'none'} for one text, but the model "
-                f"expects {spec}; use lists of {width} numbers{of_names}"
+                f"the column '{shown(column)}' has {shown(each)} for a text, but the model expects {spec}; use lists "
+                f"of {width} numbers (for several classes per text: 1 for each of its classes, 0 for the others)"
             )
         found[i] = numbers
     return found
