@@ -22,6 +22,8 @@ def task_of(base: ModelFolder, model: ir.Model) -> str | None:
     """Return the task that a folder's model was exported for, as optimum names it; None if it is unknown."""
     given = {v.name or "": v for v in model.graph.inputs}
     found = {v.name or "": v for v in model.graph.outputs}
+    if "input_ids" not in given:
+        return None
     if STATES in given:
         return SEQ2SEQ
     if {"start_logits", "end_logits"} <= found.keys():
