@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, DataError, ModelError, shown
 from gradgraph.graph.shape_inference import shape_of
+from gradgraph.passes.normal import normalise
 from gradgraph.surgery.verification import run_on
 from gradgraph.verify.feeds import Feeds, candidates
 
@@ -34,7 +35,7 @@ def check_hidden_on_the_left(work: ir.Model, tokens: ir.Value, mask: ir.Value) -
     feeds[mask.name or ""] = np.tile(np.arange(length) < seen, rows).astype(feeds[mask.name or ""].dtype)
     moved = {name: np.roll(x, length - seen, 1) if name in along else x for name, x in feeds.items()}
     try:
-        right, left = run_on(work, (feeds, moved), "with a mask")
+        right, left = run_on(normalise(work), (feeds, moved), "with a mask")  # as training runs it
     except ModelError as error:
         raise BuildError(
             f"the model counts positions itself, and what its mask hides cannot be verified ({error.problem}); "

@@ -161,7 +161,7 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     if kind != "lora" and name not in ("llama", "llama 3", "phi3"):
         pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
     targets = families.PEFT_TARGETS.get(name, "all-linear")
-    theirs = with_adapter(network, tmp_path / "theirs", target_modules=targets, **KINDS[kind])
+    theirs = with_adapter(network, tmp_path / "theirs", **{"target_modules": targets} | KINDS[kind])
     wanted = of_torch(theirs, IDS)
     model = surgery.load_adapter(file, tmp_path / "theirs")
     if name not in families.NOT_AS_IN_TORCH:
