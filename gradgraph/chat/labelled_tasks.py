@@ -134,8 +134,8 @@ def longest_of(base: ModelFolder, recipe: Recipe, usual: int) -> int:
     Raises:
         DataError: the recipe asks for more tokens than the model has positions.
     """
-    most = base.described.get(_POSITIONS)
-    most = most if isinstance(most, int) and most > 0 else None
+    stated = base.described.get(_POSITIONS)
+    most = stated if isinstance(stated, int) and stated > 0 else None
     if most is not None and recipe.length is not None and recipe.length > most:
         raise DataError(f"length is {recipe.length:,}, but the model has {most:,} positions; lower length")
     return recipe.length or min(most or usual, usual)
