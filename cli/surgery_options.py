@@ -162,6 +162,8 @@ CHANGES: Sequence[Change] = (
         "epsilon": _option("--epsilon", "With --load: epsilon of BatchNormalizations that the model's convolutions "
                                         "contain, such as 1e-5.",
                            type=click.FloatRange(0, 1, min_open=True, max_open=True)),
+        "exported_from": _option("--exported-from", "With --load: the weights from which the model was exported, to "
+                                                    "check each replaced weight.", type=PATH, metavar="PATH"),
     }, reports="errors"),
     Change("open_axes", "opened {open}", {
         "axes": _several("--open", "INPUT:AXIS=NAME", "Make an axis of an input dynamic, such as x:0=batch.",

@@ -37,6 +37,7 @@ def load_weights(
     strict: bool = True,
     turned: bool | None = None,
     epsilon: float | None = None,
+    exported_from: Arrays | Path | None = None,
     errors: dict[str, float] | None = None,
     out: Path | None = None,
 ) -> Result:
@@ -53,6 +54,11 @@ def load_weights(
     model, a checkpoint or written by ``gg.export.save_weights``, or inferred from other matrices with a similar name;
     otherwise set ``turned``.
 
+    PyTorch's older exporter evaluates constants and drops their names: a MatMul may read W, 0.5·W or a softmax of W,
+    and the model does not say which. Such tensors, and convolutions that contain a BatchNormalization, are only
+    replaced by similar weights, as after fine-tuning. For other weights, also pass those from which the model was
+    exported (``exported_from``); each replaced tensor is then checked against them.
+
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: a ``.safetensors``, ``.npz``, ``.onnx`` or checkpoint, or arrays by name; or a folder with safetensors
@@ -64,6 +70,7 @@ def load_weights(
             and buffers are not weights. Otherwise, everything that fits is loaded, and the number of loaded weights is
             logged; it is an error if nothing fits.
         epsilon: the epsilon of BatchNormalizations in the file that the model's convolutions contain.
+        exported_from: the weights from which the model was exported, under the same names as ``weights``.
         errors: a dict that receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised weight, by module.
         out: write the result to this path.
 
@@ -72,8 +79,8 @@ def load_weights(
 
     Raises:
         DataError: the file cannot be read, or a shard is missing; names are missing or unused, or none matches; a
-            tensor fits several weights; a shape differs; ``epsilon`` is required; or it is unknown whether a square
-            matrix is transposed.
+            tensor fits several weights; a shape differs; ``epsilon`` is required; it is unknown whether a square matrix
+            is transposed; or the exporter may have computed a weight of the model, or did so.
         BuildError: a weight is quantised in a way that is not supported for writing.
         UnknownNameError: the model does not have a weight in ``names``.
         OutputError: ``out`` cannot be written.
@@ -83,11 +90,11 @@ def load_weights(
         source = read_pretrained(weights)
         if isinstance(model, str | os.PathLike):
             check_family(FilePath(model).parent, source)
-        _take(work, source, strict, epsilon, errors, out)
+        _take(work, source, _of_export(exported_from), strict, epsilon, errors, out)
         return closed(work, model, out)
     stored = Stored(weights) if isinstance(weights, Mapping) else read_weights(weights)
     if not names and turned is None and (other := _of_other_library(work, weights, stored, epsilon)) is not None:
-        _take(work, other, strict, epsilon, errors, out)
+        _take(work, other, _of_export(exported_from), strict, epsilon, errors, out)
         return closed(work, model, out)
     _load_by_name(work, stored, dict(names or {}), strict, turned)
     return closed(work, model, out)
@@ -102,19 +109,31 @@ def _of_other_library(
     found = [name in stored.values for name in weights_of(work)]
     if all(found) or sum(found) == len(stored.values):
         return None
-    if isinstance(weights, Mapping):
-        source = Pretrained({name: np.asarray(array) for name, array in weights.items()}, "the arrays")
-    elif FilePath(weights).suffix == ".safetensors":
-        source = read_pretrained(weights)
-    else:
-        source = Pretrained(stored.values, f"{weights}")
+    source = _pretrained(weights, stored)
     plan = Plan(without_cache(work) if is_merged(work) else work, source, epsilon)
     return source if len({match.place.value for match in plan.matches}) > sum(found) else None
+
+
+def _pretrained(weights: Arrays | Path, stored: Stored) -> Pretrained:
+    if isinstance(weights, Mapping):
+        return Pretrained({name: np.asarray(array) for name, array in weights.items()}, "the arrays")
+    is_file = FilePath(weights).suffix == ".safetensors"
+    return read_pretrained(weights) if is_file else Pretrained(stored.values, f"{weights}")
+
+
+def _of_export(weights: Arrays | Path | None) -> Pretrained | None:
+    """Return the weights from which a model was exported."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Mapping) and is_pretrained(weights):
+        return read_pretrained(weights)
+    return _pretrained(weights, Stored(weights) if isinstance(weights, Mapping) else read_weights(weights))
 
 
 def _take(
     work: ir.Model,
     source: Pretrained,
+    exported: Pretrained | None,
     strict: bool,
     epsilon: float | None,
     errors: dict[str, float] | None,
@@ -126,7 +145,7 @@ def _take(
         folder = Folder(None if out is None else FilePath(out).absolute().parent)
         done, work.meta[_SPILLED] = SpilledWeights(folder.path), folder  # the model uses its file
     one = without_cache(work) if is_merged(work) else work
-    take_pretrained(one, source, strict=strict, epsilon=epsilon, errors=errors, done=done)
+    take_pretrained(one, source, strict=strict, epsilon=epsilon, exported=exported, errors=errors, done=done)
     if one is not work and not give_both(work, one):
         raise BuildError(
             "the two decoders of the model do not share all weights; load them into decoder_model.onnx and "

@@ -39,6 +39,7 @@ from gradgraph.surgery.stored_weights import (
     write_integer_bias,
     write_quantised,
 )
+from gradgraph.surgery.unnamed_weights import is_stored, resembles
 from gradgraph.surgery.untied import untie
 from gradgraph.surgery.weight_names import TensorNames, meaning
 from gradgraph.surgery.weight_places import TABLE, Place, is_computed, places_of, scope_of
@@ -77,12 +78,20 @@ class Match:
         parts: the tensors, joined along the outputs.
         is_tied: whether the tensor belongs to another weight of the model, with which this one is tied.
         norm: the BatchNormalization that is merged into this weight or bias; None if there is none.
+        is_named: whether the model names the tensor. Otherwise it was matched by the module that reads it, which may
+            have computed it from the tensor of the file.
     """
 
     place: Place
     parts: tuple[Part, ...]
     is_tied: bool = False
     norm: Norm | None = None
+    is_named: bool = True
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of the tensors of the file that this weight consists of."""
+        return [*(part.key for part in self.parts if part.key), *(self.norm.keys if self.norm else ())]
 
 
 class Plan:
@@ -111,11 +120,14 @@ class Plan:
         wanted = {*weights_of(work)} | _statistics(work)
         self._numbers = numbered((place.node, scope_of(place.node)) for place in places)
         found = [(place, self._parts_of(place, place.names[: place.own])) for place in places]
+        self._named = {place.value for place, parts in found
+                       if parts and place.own and not is_recurrent(place.node)}  # fmt: skip
         self._claimed = {part.key for _, parts in found for part in parts}
         found = [(place, parts or self._by_scope(place)) for place, parts in found]
         self._claimed |= {part.key for _, parts in found for part in parts}
         found = [(place, parts or self._of_module(place)) for place, parts in found]
-        matches = [Match(place, parts) for place, parts in found if parts]
+        self._named |= {place.value for place in places if _is_named_after_module(place)}
+        matches = [Match(place, parts, is_named=place.value in self._named) for place, parts in found if parts]
         matches += self._tied([place for place, parts in found if not parts], matches)
         matches = self._with_norms(places, matches)
         self.matches = [match for match in matches if match.parts or match.norm is not None]
@@ -124,8 +136,7 @@ class Plan:
         required = {place.value for place in places if place.value.name in wanted or _is_integer(place)}
         self.missing = [name for value, name in missing.items()
                         if value in required and not _is_neutral(value, name)]  # fmt: skip
-        used = {part.key for match in self.matches for part in match.parts}
-        used |= {key for match in self.matches if match.norm for key in match.norm.keys}
+        used = {key for match in self.matches for key in match.keys}
         rest = [key for key in source.tensors if key not in used]
         self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
         self.spare = [key for key in rest if key not in self.buffers]
@@ -222,7 +233,7 @@ class Plan:
                 continue
             others = [m for m in (heads if is_table else tables) if self._could_be_tied(place, m)]
             if len({m.parts for m in others}) == 1 and (is_table or _computes_scores(place)):
-                found.append(Match(place, others[0].parts, is_tied=True))
+                found.append(Match(place, others[0].parts, is_tied=True, is_named=place.value in self._named))
         return found
 
     def _could_be_tied(self, place: Place, other: Match) -> bool:
@@ -245,14 +256,18 @@ class Plan:
         convs = [layer.node for layer, _ in layers]
         given = [Conv(self._names.module_of(key), layer.sizes[1], layer.node in biased,
                       self._names.module_called(scope_of(layer.node))) for layer, key in layers]  # fmt: skip
+        merged = folded(given, norms)
         chosen = {convs[i]: replace(norm, epsilon=epsilon_of(convs[i]) or self._epsilon)
-                  for i, norm in folded(given, norms).items()}  # fmt: skip
+                  for i, norm in merged.items()}  # fmt: skip
         for norm in chosen.values():
             norm.check_epsilon()
-        found = [replace(m, norm=chosen[m.place.node])
+        recorded = {convs[i]: epsilon_of(convs[i]) is not None and given[i].scope == norm.module
+                    for i, norm in merged.items()}  # fmt: skip
+        found = [replace(m, norm=chosen[m.place.node], is_named=recorded[m.place.node])
                  if m.place.node in chosen and (m.place.layer is not None or m.place.role == "bias") else m
                  for m in matches]  # fmt: skip
-        return found + [Match(biases[node], (), norm=norm) for node, norm in chosen.items() if node not in biased]
+        return found + [Match(biases[node], (), norm=norm, is_named=recorded[node])
+                        for node, norm in chosen.items() if node not in biased]  # fmt: skip
 
     def _is_copy(self, key: str, used: Iterable[str]) -> bool:
         """Whether a tensor is equal to one that is used: the second name of a tied weight."""
@@ -366,11 +381,19 @@ class Plan:
             if array.ndim != 2 or inputs not in array.shape:
                 return None
             is_square = array.shape[0] == array.shape[1]
-            turned = self._lying(part.key) if is_square else array.shape[1] != inputs
+            turned = array.shape[1] != inputs if not is_square else self._is_turned(match, part.key)
             rows.append((array.T if turned else array)[part.begin : part.end])
         if sum(map(len, rows)) != outputs:
             return None
         return rows[0] if shapes_only or len(rows) == 1 else np.concatenate(rows)
+
+    def _is_turned(self, match: Match, key: str) -> bool:
+        """Whether a square matrix of the file is (inputs, outputs): as in the model, if it has its name there."""
+        layer = match.place.layer
+        if layer is None or is_quantised(layer) or not _has_name(match.place, match.parts):
+            return self._lying(key)
+        turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1])
+        return (layer.axis + turns) % 2 == 1
 
     def _experts(self, match: Match, shapes_only: bool = False) -> Array | None:
         """Return the matrices of all experts in the order of axes in which the model stores them.
@@ -427,6 +450,25 @@ class Plan:
         added = any(use.node.op_type == "Add" for use in place.value.uses())
         return bool(self.source.norm_offset) and place.is_norm and not added
 
+    def stored(self, match: Match) -> Array:
+        """Return the numbers in the model that ``weight`` replaces, in the same shape for a layer."""
+        place = match.place
+        if place.layer is not None:
+            return canonical(place.layer)
+        if place.node.op_type == TABLE:
+            return read_table(place.node)
+        return as_read(_read_from(place)) if _is_integer(place) else as_read(place.value)
+
+    def drop(self, doubtful: Sequence[Match]) -> None:
+        """Remove matches; a convolution and its bias, which contain one norm, are removed together."""
+        values = {match.place.value for match in doubtful}
+        nodes = {match.place.node for match in doubtful if match.norm is not None}
+        left = [m for m in self.matches if m.place.value in values or (m.norm is not None and m.place.node in nodes)]
+        self.matches = [match for match in self.matches if match not in left]
+        used = {key for match in self.matches for key in match.keys}
+        self.missing += [match.place.name for match in left]
+        self.spare += list(dict.fromkeys(key for match in left for key in match.keys if key not in used))
+
     def check_computed(self) -> None:
         """Raise DataError if the exporter seems to have computed the old weights from a module's parameters.
 
@@ -469,6 +511,7 @@ def take_pretrained(
     *,
     strict: bool = True,
     epsilon: float | None = None,
+    exported: Pretrained | None = None,
     errors: dict[str, float] | None = None,
     done: Callable[[ir.Model], None] = lambda _: None,
 ) -> None:
@@ -479,6 +522,7 @@ def take_pretrained(
         source: the new weights.
         strict: require a tensor for each weight of the model, and a weight for each tensor, except for buffers.
         epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
+        exported: the weights from which the model was exported, to check each match; None if they are unknown.
         errors: receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised layer, by module.
         done: called with the model after each weight.
 
@@ -489,8 +533,12 @@ def take_pretrained(
     for value in find_merged(value for value in weights_named(work, "*") if value.name in known):
         untie(work, value)
     plan = Plan(work, source, epsilon)
+    if exported is None:
+        plan.check_computed()
+        _leave_doubtful(plan, strict)
+    else:
+        _check_exported(plan, Plan(work, exported, epsilon))
     _check_all(plan, strict)
-    plan.check_computed()
     groups: dict[ir.Value, list[Match]] = defaultdict(list)
     for match in sorted(
         plan.matches, key=lambda match: match.place.layer is None
@@ -499,6 +547,41 @@ def take_pretrained(
     for group in groups.values():
         _write(work, plan, _writer(group), group, errors)
         done(work)
+
+
+def _leave_doubtful(plan: Plan, strict: bool) -> None:
+    """Raise DataError, or without ``strict`` drop the matches, if the exporter may have computed tensors of the model.
+
+    A tensor without a name in the model must resemble the tensor of the file that its module has.
+    """
+    doubtful = [m for m in plan.matches if not m.is_named and not resembles(plan.stored(m), plan.weight(m))]
+    if not doubtful:
+        return
+    names = list(dict.fromkeys(f"{m.place.value.name} of {m.place.module}" for m in doubtful))
+    if strict:
+        have = "has" if len(names) == 1 else "have"
+        raise DataError(
+            f"{counted(len(names), 'weight')} of the model ({first_names(names)}) {have} no name, and numbers "
+            f"unlike those of '{shown(plan.source.where)}', so the exporter may have computed them from weights",
+            remedy="pass the weights from which the model was exported as exported_from, or export the new weights",
+            shell="add --exported-from FILE with the weights from which the model was exported, or export the new "
+            "weights",
+        )
+    plan.drop(doubtful)
+
+
+def _check_exported(plan: Plan, before: Plan) -> None:
+    """Raise DataError unless the model stores what the weights from which it was exported would become."""
+    old = {match.place.value: match for match in before.matches}
+    for match in plan.matches:
+        other = old.get(match.place.value)
+        same = other is not None and (other.parts, other.norm is None) == (match.parts, match.norm is None)
+        if other is None or not same or not is_stored(before.stored(other), before.weight(other), _is_rounded(match)):
+            raise DataError(
+                f"'{shown(match.place.value.name)}' of '{shown(match.place.module)}' in the model is not what "
+                f"'{shown(before.source.where)}' contains, so the exporter computed it, or other weights were "
+                "exported; export the new weights"
+            )
 
 
 def report(plan: Plan) -> str:
@@ -611,6 +694,31 @@ def _is_neutral(value: ir.Value, name: str) -> bool:
     if tensor is None or not tensor.dtype.is_floating_point() or len(tensor.shape) != 1:
         return False
     return bool((tensor.numpy() == (0 if name.endswith("bias") else 1)).all())
+
+
+def _is_named_after_module(place: Place) -> bool:
+    """Whether the name of the stored tensor begins with the path of a module that it may belong to."""
+    name = place.value.name or ""
+    return any(module and name.startswith(f"{module}.") for module in (n.rpartition(".")[0] for n in place.names))
+
+
+def _is_rounded(match: Match) -> bool:
+    """Whether a weight is stored as integers, or as floats of 16 bits."""
+    layer, tensor = match.place.layer, numbers_of(match.place.value)
+    is_short = tensor is not None and tensor.dtype.itemsize < 4
+    return is_short or _is_integer(match.place) or (layer is not None and is_quantised(layer))
+
+
+def _read_from(place: Place) -> ir.Value:
+    """Return the input of the reader that a stored tensor becomes."""
+    found = [v for v in place.node.inputs if v is not None and rewritten(v)[0] is place.value]
+    return found[0] if found else place.value
+
+
+def _has_name(place: Place, parts: Sequence[Part]) -> bool:
+    """Whether the tensor of the file has the name of the stored tensor, apart from the beginning of its path."""
+    names = sorted([place.value.name or "", parts[0].key], key=len)
+    return len(parts) == 1 and bool(names[0]) and f".{names[1]}".endswith(f".{names[0]}")
 
 
 def _size(place: Place) -> int:
