@@ -30,7 +30,9 @@ def resembles(old: Array, new: Array) -> bool:
     lengths = np.linalg.norm(a), np.linalg.norm(b)
     if not all(np.isfinite(lengths)) or min(lengths) == 0 or float(a @ b) < _COSINE * lengths[0] * lengths[1]:
         return False
-    return 1 / _RATIO < lengths[0] / lengths[1] < _RATIO and _have_similar_rows(a, b, len(new) if new.ndim > 1 else 1)
+    if not 1 / _RATIO < lengths[0] / lengths[1] < _RATIO:
+        return False
+    return _have_similar_rows(a, b, len(new) if new.ndim > 1 else 1)
 
 
 def _have_similar_rows(a: Array, b: Array, rows: int) -> bool:

@@ -91,7 +91,7 @@ def test_predictions_are_those_of_pytorch(name: str, exporter: str, tmp_path: Pa
     x = OTHERS[name][1] if name in OTHERS else IMAGES
     EXPORTERS[exporter](old, {"x": x}, ["y"], tmp_path)
     safetensors.save_file({k: v.contiguous() for k, v in new.state_dict().items()}, tmp_path / "new.safetensors")
-    before = {k: v.numpy() for k, v in old.state_dict().items()} if exporter == "torchscript" else None
+    before = {k: v.numpy() for k, v in old.state_dict().items()}
     found = surgery.load_weights(
         tmp_path / "model.onnx", tmp_path / "new.safetensors", epsilon=EPSILON, exported_from=before
     )
