@@ -559,10 +559,9 @@ def _leave_doubtful(plan: Plan, strict: bool) -> None:
         return
     names = list(dict.fromkeys(f"{m.place.value.name} of {m.place.module}" for m in doubtful))
     if strict:
-        have = "has" if len(names) == 1 else "have"
         raise DataError(
-            f"{counted(len(names), 'weight')} of the model ({first_names(names)}) {have} no name, and numbers "
-            f"unlike those of '{shown(plan.source.where)}', so the exporter may have computed them from weights",
+            f"the exporter may have computed weights of the model ({first_names(names)}), which have no names and "
+            f"differ greatly from those of '{shown(plan.source.where)}'",
             remedy="pass the weights from which the model was exported as exported_from, or export the new weights",
             shell="add --exported-from FILE with the weights from which the model was exported, or export the new "
             "weights",

@@ -193,7 +193,7 @@ def test_a_weight_without_a_name_is_replaced_on_evidence(share: float, tmp_path:
     after = {name: array + share * (arrays(new)[name] - array) for name, array in before.items()}
     new.load_state_dict({name: torch.from_numpy(array) for name, array in after.items()})
     if share == 1.0:
-        with pytest.raises(DataError, match="may have computed them"):
+        with pytest.raises(DataError, match="may have computed weights"):
             surgery.load_weights(file, after)
         with pytest.raises(DataError, match="other weights were exported"):
             surgery.load_weights(file, after, exported_from=after)
