@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -57,6 +57,7 @@ from gradgraph.surgery.peft_names import (
     for_modules,
     pieces_of,
     split,
+    wrapper_of,
 )
 from gradgraph.surgery.peft_settings import CONFIG, Settings, check_settings, fits, own_number, settings_of
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
@@ -325,7 +326,8 @@ def load_adapter(
 
     Args:
         model: the base model. Its layers have the names used in the folder, or the names that onnxruntime-genai's
-            builder uses for Hugging Face's layers, packed or not. It may have other adapters.
+            builder uses for Hugging Face's layers, packed or not; the names of all layers may begin with that of an
+            exported wrapper (``network.``). It may have other adapters.
         folder: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. Fully trained modules
             (``modules_to_save``) replace the weights of the model, as floats.
         name: name for the adapters in the model.
@@ -345,9 +347,11 @@ def load_adapter(
     """
     settings, arrays = _read(folder)
     kind = check_settings(settings, f"the adapter in '{shown(folder)}'")
-    if names:
-        settings, arrays = _renamed(kind, settings, arrays, names)
     work = opened(model, out)
+    owners = _modules(kind, arrays)
+    names = names or _unwrapped(work, owners.values())
+    if names:
+        settings, arrays = _renamed(owners, settings, arrays, names)
     before = adapters_of(work)
     arrays = _take_whole_weights(work, kind, settings, arrays)
     of_peft = settings.peft_type == PREFIX_TYPE
@@ -372,19 +376,32 @@ def load_adapter(
     return closed(work, model, out)
 
 
-def _renamed(
-    kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
-) -> tuple[Settings, dict[str, Array]]:
-    """Return settings and tensors with the modules in ``names`` renamed to layers of the model."""
+def _unwrapped(work: ir.Model, modules: Iterable[str]) -> dict[str, str]:
+    """Return ``names`` for a model whose layer names begin with a wrapper's, which the modules of the folder lack."""
+    wrapper = wrapper_of([layer.name for layer in linear_layers(work, "*")[0]], modules)
+    return {f"{wrapper}*": "*"} if wrapper else {}
+
+
+def _modules(kind: str, arrays: Iterable[str]) -> dict[str, str]:
+    """Return the module of each tensor by name."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
-    modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
+    return {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
+
+
+def _renamed(
+    modules: Mapping[str, str], settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
+) -> tuple[Settings, dict[str, Array]]:
+    """Return settings and tensors with the modules in ``names`` renamed to layers of the model."""
     known = sorted({*modules.values()})
     check_patterns([*names.values()], known, "module of the folder", known)
     renamed = Renamed(names)
     ours = {module: layer for module in known if (layer := renamed.ours(module)) is not None}
     _check_unique(known, ours)
-    moved = {f"{_PREFIX}{ours[m]}.{places[k]}" if (m := modules[k]) in ours else k: a for k, a in arrays.items()}
+    moved = {
+        f"{_PREFIX}{ours[m]}{k.removeprefix(_PREFIX + m)}" if (m := modules[k]) in ours else k: a
+        for k, a in arrays.items()
+    }
     settings = replace(
         settings,
         ranks={new: own_number(settings.ranks, m, settings.rank) for m, new in ours.items()} | dict(settings.ranks),

@@ -178,6 +178,18 @@ def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
     return None
 
 
+def wrapper_of(layers: Sequence[str], modules: Iterable[str]) -> str:
+    """Return the beginning of all layer names, such as ``network.``, that the modules of a folder lack; or "".
+
+    Layers have it if the exported module has the language model as an attribute, for instance to return only its
+    logits.
+    """
+    theirs = {as_ours(module) for module in modules}
+    beginnings = [layers[0][: point.end()] for point in re.finditer(r"\.", layers[0])] if layers else []
+    starts = ["", *(start for start in beginnings if all(name.startswith(start) for name in layers))]
+    return max(starts, key=lambda start: sum(as_ours(name.removeprefix(start)) in theirs for name in layers))
+
+
 # --- the tensors of packed layers ----------------------------------------------------------------------------------
 
 

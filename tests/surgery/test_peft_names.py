@@ -238,6 +238,29 @@ def test_a_module_of_another_wrapper_is_found_by_the_number_of_its_layer(tmp_pat
     np.testing.assert_allclose(found - PLAIN, added, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("wrapper", ["", "network.", "outer.network."])
+def test_names_that_a_wrapper_begins_are_found(wrapper: str, tmp_path: Path) -> None:
+    """Also if an encoder and a decoder have layers of the same number."""
+    rng = np.random.default_rng(4)
+    modules = ("model.encoder.layers.0.fc1", "model.decoder.layers.0.fc1")
+    weights = [rng.normal(size=(INPUTS, INPUTS)).astype(np.float32) for _ in modules]
+    stored = [numpy_helper.from_array(w, f"{wrapper}{m}.weight") for m, w in zip(modules, weights, strict=True)]
+    nodes = [helper.make_node("MatMul", ["x", stored[0].name], ["h"]),
+             helper.make_node("MatMul", ["h", stored[1].name], ["y"])]  # fmt: skip
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", INPUTS]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    tensors, wanted = {}, X
+    for module, weight in zip(modules, weights, strict=True):
+        a, b = rng.normal(size=(2, INPUTS)).astype(np.float32), rng.normal(size=(INPUTS, 2)).astype(np.float32)
+        tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+        wanted = wanted @ weight + 1.5 * wanted @ a.T @ b.T
+    safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": list(modules)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    np.testing.assert_allclose(predicted(surgery.load_adapter(model, tmp_path)), wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_what_was_trained_whole_becomes_the_weight(tmp_path: Path) -> None:
     added = write_folder(tmp_path, ("q_proj",), {"modules_to_save": ["o_proj"]})
     tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
