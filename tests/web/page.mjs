@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { launch } from "../runtimes/chromium.mjs";
 
 const [address, packages, folder, scenario] = process.argv.slice(2);
-const READY = 60_000; // ms for the page to start
+const READY = 150_000; // ms for the page to start
 
 /** The digit 7 as a stroke: points between 0 and 1, relative to the drawing area. */
 const SEVEN = [
