@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gradgraph import optim
 from gradgraph.arguments import NAMES, PATH, Kind, as_names, number, whole
 from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
+
+if TYPE_CHECKING:
+    from gradgraph.optim import Optimizer
 
 RANK = 16  # the default rank
 LONG = ("error", "drop", "cut")
@@ -268,8 +270,10 @@ def reads_labels(loss: str) -> bool:
 STOPS_ONLY = ("max_steps", "checkpoint_every", "sample", "sample_every", "sample_tokens")
 
 
-def optimizer_of(recipe: Recipe, total: int) -> optim.Optimizer:
+def optimizer_of(recipe: Recipe, total: int) -> Optimizer:
     """Return AdamW with clipped gradients, warm-up and cosine decay over ``total`` updates."""
+    from gradgraph import optim  # help imports this module, and no optimizers
+
     rising = min(round(recipe.warmup * total), total - 1)
     rate = optim.cosine(recipe.rate, total - rising)
     adamw = optim.adamw(optim.warmup(rising, rate) if rising else rate, weight_decay=recipe.weight_decay)
