@@ -7,7 +7,8 @@ that path, and unchanged weights are copied from their file.
 
 from __future__ import annotations
 
-from gradgraph.surgery.adapter_files import load_adapter, save_adapter
+from gradgraph.surgery.adapter_files import save_adapter
+from gradgraph.surgery.adapter_reading import load_adapter
 from gradgraph.surgery.adapters import lora, use_adapters
 from gradgraph.surgery.axes import open_axes
 from gradgraph.surgery.cuts import below, cut

@@ -20,7 +20,8 @@ from gradgraph.graph.weight_layouts import layouts
 from gradgraph.runtime.saved.partial import OfModel, Stored
 from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
 from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
-from gradgraph.surgery.pretrained_weights import Plan, take_pretrained
+from gradgraph.surgery.pretrained_weights import Plan
+from gradgraph.surgery.pretrained_writing import take_pretrained
 from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
 from gradgraph.surgery.weights import Arrays, first_names, read_weights, weights_of
 

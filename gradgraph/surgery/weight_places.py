@@ -185,3 +185,17 @@ def scope_of(node: ir.Node) -> str:
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+def computes_scores(place: Place) -> bool:
+    """Whether the outputs of a layer reach an output of the model without another layer in between."""
+    seen, values = set[ir.Value](), [place.node.outputs[0]]
+    while values:
+        value = values.pop()
+        if value.is_graph_output():
+            return True
+        if value not in seen and len(seen) < 64:
+            seen.add(value)
+            values += [v for node in value.consumers() if node.op_type not in ("Conv", "Gemm", "MatMul", "MatMulNBits")
+                       for v in node.outputs]  # fmt: skip
+    return False
