@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
-from gradgraph.errors import BuildError, DataError, UnknownNameError, counted, shown, suggestion
+from gradgraph.errors import ArgumentError, BuildError, DataError, UnknownNameError, counted, shown, suggestion
 from gradgraph.files.models import Source, is_saved_external
 from gradgraph.files.spilled import Folder, SpilledWeights
 from gradgraph.graph.shape_inference import shape_of
@@ -82,12 +83,15 @@ def load_weights(
         DataError: the file cannot be read, or a shard is missing; names are missing or unused, or none matches; a
             tensor fits several weights; a shape differs; ``epsilon`` is required; it is unknown whether a square matrix
             is transposed; or the exporter may have computed a weight of the model, or did so.
+        ArgumentError: ``names`` or ``turned`` is given for a folder, or ``epsilon`` or ``exported_from`` for weights
+            that are matched by name.
         BuildError: a weight is quantised in a way that is not supported for writing.
         UnknownNameError: the model does not have a weight in ``names``.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     if not isinstance(weights, Mapping) and is_pretrained(weights):
+        _refuse("by module", names=names, turned=turned)
         source = read_pretrained(weights)
         if isinstance(model, str | os.PathLike):
             check_family(FilePath(model).parent, source)
@@ -98,7 +102,19 @@ def load_weights(
         _take(work, other, _of_export(exported_from), strict, epsilon, errors, out)
         return closed(work, model, out)
     _load_by_name(work, stored, dict(names or {}), strict, turned)
+    _refuse("by name", epsilon=epsilon, exported_from=exported_from)  # names that match nothing are the better reason
     return closed(work, model, out)
+
+
+def _refuse(how: str, **options: Any) -> None:
+    """Raise ArgumentError if an option is given that does not apply to weights matched in this way."""
+    for name, value in options.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{name} does not apply to these weights, which are matched {how}",
+                remedy=f"omit {name}",
+                shell=f"omit --{'not-' * (value is False)}{name.replace('_', '-')}",
+            )
 
 
 def _of_other_library(

@@ -15,7 +15,7 @@ import safetensors.numpy
 from onnx import TensorProto, helper, numpy_helper
 
 from gradgraph import surgery
-from gradgraph.errors import DataError
+from gradgraph.errors import ArgumentError, DataError
 from gradgraph.surgery.folded_norms import Conv, Norm, folded
 
 WORDS, WIDTH, KEYS, INNER, LAYERS = 24, 16, 8, 48, 2
@@ -340,3 +340,18 @@ def test_norms_without_an_order_are_refused() -> None:
         folded([Conv("b.first", 4), Conv("b.second", 4)], [norm("b.left", 4), norm("b.right", 4)])
     with pytest.raises(DataError, match="has 5 channels"):
         folded([Conv("b.conv1", 4)], [norm("b.bn1", 5)])
+
+
+@pytest.mark.parametrize("option", [{"names": {"a": "b"}}, {"turned": False}], ids=["names", "turned"])
+def test_options_of_names_are_refused_for_a_folder(option: dict[str, Any], tmp_path: Path) -> None:
+    model = Exporter(tensors(0), "float", tied=False).model()
+    with pytest.raises(ArgumentError, match=f"{next(iter(option))} does not apply .* by module"):
+        surgery.load_weights(model, folder(tmp_path / "hf", tensors(1)), **option)
+
+
+@pytest.mark.parametrize("option", [{"epsilon": 1e-5}, {"exported_from": {}}], ids=["epsilon", "exported_from"])
+def test_options_of_modules_are_refused_for_names_of_the_model(option: dict[str, Any]) -> None:
+    model = Exporter(tensors(0), "float", tied=False).model()
+    own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    with pytest.raises(ArgumentError, match=f"{next(iter(option))} does not apply .* by name"):
+        surgery.load_weights(model, own, **option)
