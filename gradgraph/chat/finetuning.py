@@ -197,7 +197,7 @@ def finetune(
 
 
 def _of_task(task: str) -> Callable[..., Finetuned]:
-    """Return the function for a task other than text generation; these use this module."""
+    """Return the function for a task other than text generation; its module is imported only for it."""
     if task == SEQ2SEQ:
         from gradgraph.chat.seq2seq import finetune_seq2seq
 
