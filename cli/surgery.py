@@ -14,7 +14,7 @@ from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.surgery_options import CHANGES, OPTIONS, Change
-from gradgraph.errors import OutputError, shown
+from gradgraph.errors import OutputError, listed, shown
 from gradgraph.files.atomic import explain_errors
 from gradgraph.files.files_written import written
 from gradgraph.step.output_paths import check_output
@@ -87,10 +87,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
     for said, _ in changes:
         output.emit(said)
     if writes:
-        output.say(
-            f"wrote {written(out)}: from {', '.join(map(shown, names['inputs']))} to "
-            f"{', '.join(map(shown, names['outputs']))}"
-        )
+        output.say(f"wrote {written(out)}: from {listed(names['inputs'])} to {listed(names['outputs'])}")
 
 
 def _folder(path: Path) -> Any:
