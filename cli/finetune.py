@@ -1,5 +1,6 @@
-"""``gradgraph finetune``: fine-tune the model in a folder (a language model on chat data, a classifier on labels), and
-write a folder of the same kind.
+"""``gradgraph finetune``: fine-tune the model in a folder, and write a folder of the same kind.
+
+Language models are trained on chat data, classifiers on labels, and extractive models on questions and answers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option(
     "--data", type=PATH, required=True,
     help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, text, or chosen "
-         "and rejected. For classification, texts and labels.",
+         "and rejected. For classification, texts and labels. For question answering, question, context and answers.",
 )  # fmt: skip
 @click.option("-o", "--out", type=PATH, help="Output folder.")
 @click.option("--validation", type=PATH, help="Validation data. Default: a fraction of the rows is held out.")
@@ -69,7 +70,7 @@ def command(
     **options: Any,
 ) -> None:
     """Fine-tune a language model (a FOLDER written by onnxruntime-genai's builder or optimum) on chat data with
-    adapters, or a classifier (--task) on a table of texts and labels.
+    adapters; or with --task a classifier on texts and labels, or another model on its data.
 
     Examples:
       gradgraph finetune llm-int4/ --data chat.jsonl --show 3
@@ -78,6 +79,7 @@ def command(
       gradgraph finetune llm-int4/ --data preferences.jsonl --loss dpo -o tuned/
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
       gradgraph finetune bert/ --task text-classification --data reviews.csv --column label=stars -o tuned/
+      gradgraph finetune bert/ --task question-answering --data squad.jsonl --validation dev.jsonl -o tuned/
     """
     from gradgraph.chat.finetuning import finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in

@@ -21,6 +21,7 @@ NEXT_TOKEN = "cross_entropy"
 GENERATION = "text-generation"
 SEQ2SEQ = "text2text-generation"
 LABELLED = ("text-classification", "token-classification")
+QUESTIONS = "question-answering"
 RATE, RATE_OF_ALL = 2e-4, 5e-5  # default learning rates: of adapters, and of all weights
 FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
 BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
@@ -33,9 +34,9 @@ class Recipe:
     """The options of a fine-tuning run; each a field."""
 
     task: str = spelled(
-        "What the model is trained for: to go on with chats, to answer by an encoder and a decoder (T5, BART), or to "
-        "classify; classification trains all weights.",
-        "training", choices=(GENERATION, SEQ2SEQ, *LABELLED), default=GENERATION,
+        "What the model is trained for: to go on with chats, to answer by an encoder and a decoder (T5, BART), to "
+        "classify, or to mark the answer in a context; the last two train all weights.",
+        "training", choices=(GENERATION, SEQ2SEQ, *LABELLED, QUESTIONS), default=GENERATION,
     )  # fmt: skip
     rank: int | None = spelled(
         "Rank of the adapters. Default: 16; with --memory, at most 16.",
@@ -80,6 +81,11 @@ class Recipe:
     length: int | None = spelled(
         "Maximum number of tokens per row. Default: the model's context length, at most 2048.",
         "training", "whole", kind=whole(2).or_none(), default=None,
+    )  # fmt: skip
+    stride: int | None = spelled(
+        "For question answering: number of tokens that consecutive windows of a long context share. Default: a third "
+        "of the length, which is at most 384 by default.",
+        "training", "whole", kind=whole(0).or_none(), default=None,
     )  # fmt: skip
     long: str = spelled(
         "What to do with longer texts: raise an error, drop them, or cut them.",
@@ -205,6 +211,8 @@ class Recipe:
                 remedy="omit sample_every, or add sample=",
                 shell="omit --sample-every, or add --sample",
             )
+        if self.stride is not None and self.task != QUESTIONS:
+            raise ArgumentError(f"stride applies to the task {QUESTIONS}, but the task is {self.task}; omit it")
         if self.beta is not None and not self.prefers:
             raise ArgumentError(f"beta requires a preference loss, but the loss is {self.loss}; omit it")
 
@@ -225,7 +233,7 @@ class Recipe:
     @property
     def rate(self) -> float:
         """The peak learning rate."""
-        return self.learning_rate or (RATE_OF_ALL if self.task in LABELLED else RATE)
+        return self.learning_rate or (RATE_OF_ALL if self.task in (*LABELLED, QUESTIONS) else RATE)
 
     @property
     def prefers(self) -> bool:

@@ -23,8 +23,9 @@ from gradgraph.arguments import PATH, described
 from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, Recipe, optimizer_of
+from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import Rows, read
+from gradgraph.chat.fitting import fitted
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
 from gradgraph.chat.memory_plan import planned
@@ -32,7 +33,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
-from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, began_at, begin, check_place
+from gradgraph.chat.run_place import CHECKPOINT, LOG, TRAINING, Finetuned, began_at, begin, check_place
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
@@ -42,7 +43,6 @@ from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
-from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 from gradgraph.surgery.language_models import KEPT_APART, mixing
@@ -109,7 +109,8 @@ def finetune(
     """Fine-tune a language model on chat data with adapters, and write the result to a folder.
 
     With another ``task``, an encoder and a decoder are trained on prompts and completions, also with adapters; or all
-    weights of a classifier of texts or tokens on a file of texts and labels, as by :func:`gradgraph.train`.
+    weights of a classifier of texts or tokens on a file of texts and labels, as by :func:`gradgraph.train`; or all
+    weights of a model for extractive question answering on rows of question, context and answers, as in SQuAD.
 
     ``out`` gets ``adapter/`` (in PEFT's format), ``adapter.onnx_adapter``, the merged model with the other files of
     the given folder (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
@@ -180,8 +181,8 @@ def finetune(
     elif resume:
         log.info("the run in '%s' stopped before its first checkpoint and starts again", shown(place))
     pace.go_on()
-    history = _fitted(trainer, prepared, chosen, place, lines, [*measures, pace, *samples], progress)
-    history.to_csv(place / TRAINING / HISTORY)
+    history = fitted(trainer, prepared.train, prepared.held_out, chosen, place, lines, progress,
+                     [*measures, pace, *samples])  # fmt: skip
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
     if pace.steps:  # none for a resumed run that had finished
         rows_a_second = pace.steps * chosen.batch_size / pace.seconds
@@ -202,6 +203,10 @@ def _of_task(task: str) -> Callable[..., Finetuned]:
         from gradgraph.chat.seq2seq import finetune_seq2seq
 
         return finetune_seq2seq
+    if task == QUESTIONS:
+        from gradgraph.chat.question_answering import finetune_questions
+
+        return finetune_questions
     from gradgraph.chat.labelled_tasks import finetune_labels
 
     return finetune_labels
@@ -416,35 +421,6 @@ def _last_answers(
                 for text, answer in zip(recipe.sample, each.at_end(trainer), strict=True)}  # fmt: skip
     finally:
         lines.close()
-
-
-def _fitted(
-    trainer: Trainer,
-    prepared: Prepared,
-    recipe: Recipe,
-    place: Path,
-    lines: JsonLines,
-    callbacks: Sequence[Any],
-    progress: bool | None,
-) -> History:
-    kept = place / TRAINING
-    held = prepared.held_out
-    return trainer.fit(
-        prepared.train,
-        epochs=recipe.epochs,
-        batch_size=recipe.batch_size,
-        validation=held,
-        accumulate=recipe.accumulate if recipe.accumulate > 1 else None,
-        eval_every=recipe.eval_every if held is not None else None,
-        patience=recipe.patience if held is not None else None,
-        max_steps=recipe.max_steps,
-        checkpoint=kept / CHECKPOINT,
-        checkpoint_every=recipe.checkpoint_every,
-        keep_features=recipe.keep_features,
-        log=lines,
-        callbacks=callbacks,
-        progress=progress,
-    )
 
 
 def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str, str]:

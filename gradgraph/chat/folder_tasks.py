@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.chat.chat_recipe import GENERATION, LABELLED, SEQ2SEQ
+from gradgraph.chat.chat_recipe import GENERATION, LABELLED, QUESTIONS, SEQ2SEQ
 from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.question_windows import ENDS, STARTS
 from gradgraph.errors import DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.surgery.encoder_decoders import STATES
 
 OF_TEXTS, OF_TOKENS = LABELLED
-QUESTIONS, FEATURES, CHOICES, MASKED = "question-answering", "feature-extraction", "multiple-choice", "fill-mask"
+FEATURES, CHOICES, MASKED = "feature-extraction", "multiple-choice", "fill-mask"
 _FEATURES = frozenset({"last_hidden_state", "pooler_output", "token_embeddings", "sentence_embedding"})
 _CACHED = ("past", "present")  # beginnings of names
 _MASKED = "ForMaskedLM"  # the end of an architecture's name; such a model has the interface of a decoder
@@ -26,7 +27,7 @@ def task_of(base: ModelFolder, model: ir.Model) -> str | None:
         return None
     if STATES in given:
         return SEQ2SEQ
-    if {"start_logits", "end_logits"} <= found.keys():
+    if {STARTS, ENDS} <= found.keys():
         return QUESTIONS
     if "logits" not in found:
         return FEATURES if _FEATURES & found.keys() else None
@@ -62,7 +63,7 @@ def check_task(base: ModelFolder, task: str) -> None:
     found = task_of(base, load_model(base.model))
     if found is None or found == task:
         return
-    known = (GENERATION, SEQ2SEQ, *LABELLED)
+    known = (GENERATION, SEQ2SEQ, *LABELLED, QUESTIONS)
     if found in known:
         remedy = f"pass the task {found}, or export the model for {task}"
     else:

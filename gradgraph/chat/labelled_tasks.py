@@ -20,6 +20,7 @@ from typing import Any
 from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
+from gradgraph.chat.fitting import last_row
 from gradgraph.chat.folder_tasks import OF_TOKENS, check_task
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
@@ -65,12 +66,7 @@ def finetune_labels(
     """
     check_unused(recipe, USED, template)
     _check_files(recipe, data, validation)
-    if validation is None and (recipe.patience or recipe.eval_every):
-        raise ArgumentError(
-            f"the task {recipe.task} evaluates validation data, and none are given",
-            remedy="pass validation=, or omit patience and eval_every",
-            shell="add --validation, or omit --patience and --eval-every",
-        )
+    check_validation(recipe, validation)
     check_task(base, recipe.task)
     if not (base.path / NAME).is_file():
         raise DataError(f"the folder '{shown(base.path)}' has no {NAME}; download it, or save it with transformers")
@@ -81,8 +77,7 @@ def finetune_labels(
         done = train(run, progress=progress)
     base.copy_beside(out)
     _write_classes(out / CONFIG, done.trainer.names)
-    last = {name: float(value) for name, value in (done.history.row(-1) if done.history else {}).items()}
-    figures = {"steps": done.trainer.progress.steps, **last, **peak_memory()}
+    figures = {"steps": done.trainer.progress.steps, **last_row(done.history), **peak_memory()}
     return Finetuned(out, done.history, figures, {}, done.trainer)
 
 
@@ -152,6 +147,16 @@ def check_unused(recipe: Recipe, used: Collection[str], template: Any) -> None:
             f"the task {recipe.task} does not use {listed(unused)}",
             remedy="omit them" if len(unused) > 1 else "omit it",
             shell=f"omit {', '.join('--' + name.replace('_', '-') for name in unused)}",
+        )
+
+
+def check_validation(recipe: Recipe, validation: Any) -> None:
+    """Raise ArgumentError if the recipe evaluates during training, but there are no validation data."""
+    if validation is None and (recipe.patience or recipe.eval_every):
+        raise ArgumentError(
+            f"the task {recipe.task} evaluates validation data, and none are given",
+            remedy="pass validation=, or omit patience and eval_every",
+            shell="add --validation, or omit --patience and --eval-every",
         )
 
 

@@ -21,11 +21,12 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import products
 from gradgraph.chat.chat_recipe import SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import read
+from gradgraph.chat.fitting import fitted, last_row
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.labelled_tasks import check_unused, longest_of
 from gradgraph.chat.measures import check_measures
 from gradgraph.chat.model_folder import ModelFolder, check_inside
-from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, begin, check_place, create
+from gradgraph.chat.run_place import CHECKPOINT, LOG, TRAINING, Finetuned, begin, check_place, create
 from gradgraph.chat.text_pairs import TextPairs, truncated
 from gradgraph.chat.tuned_folder import save_decoder
 from gradgraph.data.shuffling import permutation
@@ -99,16 +100,9 @@ def finetune_seq2seq(
     begin(out, recipe, digests, datetime.now().replace(microsecond=0), resume)
     if resume and (place / CHECKPOINT).is_file():
         trainer.load(place / CHECKPOINT)
-    history = trainer.fit(
-        train, epochs=recipe.epochs, batch_size=recipe.batch_size, validation=held,
-        accumulate=recipe.accumulate if recipe.accumulate > 1 else None,
-        eval_every=recipe.eval_every, patience=recipe.patience, max_steps=recipe.max_steps,
-        checkpoint=place / CHECKPOINT, checkpoint_every=recipe.checkpoint_every, log=JsonLines(place / LOG),
-        progress=progress,
-    )  # fmt: skip
-    history.to_csv(place / HISTORY)
-    last = {name: float(value) for name, value in (history.row(-1) if history else {}).items()}
-    figures = {"rows": len(train), "tokens": train.tokens, **last, "steps": trainer.progress.steps, **peak_memory()}
+    history = fitted(trainer, train, held, recipe, out, JsonLines(place / LOG), progress)
+    figures = {"rows": len(train), "tokens": train.tokens, **last_row(history),
+               "steps": trainer.progress.steps, **peak_memory()}  # fmt: skip
     state = trainer.state_dict()
     trainer.close_sessions()  # merging can use their memory
     _write(base, encoder, parts, state, recipe, out)

@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="in no extra; `make sh
 
 import gradgraph as gg  # noqa: E402
 from benchmarks import torchvision_operators  # noqa: E402
-from tests.chat import small_folder  # noqa: E402
+from tests.chat import questions, small_folder  # noqa: E402
 from tests.networks.exporters import by_optimum  # noqa: E402
 
 torchvision_operators.declare()  # its wheels have operators for one build of PyTorch; the networks here need none
@@ -39,6 +39,7 @@ BART = {"vocab_size": WORDS, "d_model": 32, "encoder_layers": 2, "decoder_layers
         "max_position_embeddings": 64, "decoder_start_token_id": 2, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2, "forced_eos_token_id": None, "init_std": 0.2}  # fmt: skip
 NETWORKS = {"bert": ("BertForSequenceClassification", "BertConfig", BERT | {"num_labels": 3}),
+            "marker": ("BertForQuestionAnswering", "BertConfig", BERT),
             "t5": ("T5ForConditionalGeneration", "T5Config", T5),
             "bart": ("BartForConditionalGeneration", "BartConfig", BART)}  # fmt: skip
 
@@ -97,6 +98,29 @@ def test_a_classifier_has_the_losses_of_torch(tmp_path: Path) -> None:
     feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": np.zeros_like(ids.numpy())}
     (logits,) = session.run(None, {v.name: feeds[v.name] for v in session.get_inputs()})
     np.testing.assert_allclose(logits, network(ids, mask).logits.detach().numpy(), atol=1e-3)
+
+
+def test_question_answering_has_the_losses_and_answers_of_transformers(tmp_path: Path) -> None:
+    network, folder = exported("marker", "question-answering", tmp_path)
+    network.get_input_embeddings().padding_idx = None  # a file does not say which row PyTorch would not train
+    questions.tokenizer().save(str(folder / "tokenizer.json"))
+    data = questions.rows(24)
+    windows = questions.as_in_run_qa(data)
+    found = gg.finetune(folder, data, tmp_path / "tuned", task="question-answering", validation=data, epochs=EPOCHS,
+                        batch_size=len(windows), length=questions.LENGTH, stride=questions.STRIDE, learning_rate=RATE,
+                        progress=False)  # fmt: skip
+    ids, types = (torch.tensor(questions.padded([w[name] for w in windows], 0)) for name in ("ids", "types"))
+    feeds = {"input_ids": ids, "token_type_ids": types,
+             "attention_mask": torch.tensor(questions.padded([[1] * len(w["ids"]) for w in windows], 0))}  # fmt: skip
+    labels = {name: torch.tensor([w["label"][i] for w in windows])
+              for i, name in enumerate(("start_positions", "end_positions"))}  # fmt: skip
+    wanted = trained([*network.parameters()], lambda: network(**feeds, **labels).loss)
+    assert wanted[-1] < 0.9 * wanted[0]
+    np.testing.assert_allclose(found.history["loss"], wanted, rtol=1e-4)
+    scores = network(**feeds)
+    starts, ends = scores.start_logits.detach().numpy(), scores.end_logits.detach().numpy()
+    answers = json.loads((tmp_path / "tuned" / "predictions.json").read_text())
+    assert answers == {row["id"]: questions.best_answer(row, windows, starts, ends) for row in data}
 
 
 def with_factors(network: Any, state: dict[str, np.ndarray], scale: float) -> list[Any]:

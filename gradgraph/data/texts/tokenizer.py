@@ -54,6 +54,25 @@ class Encoded:
         return np.diff(self.starts)
 
 
+@dataclass(frozen=True)
+class Window:
+    """A pair of texts as tokens: the whole first text, and as much of the second as fits.
+
+    Attributes:
+        ids: token ids: int32 [tokens].
+        types: 1 for tokens of the second text of a pair: uint8 [tokens].
+        spans: the first character of each token in the second text, and the one after its last: int32 [tokens, 2];
+            −1 for other tokens.
+    """
+
+    ids: Array
+    types: Array
+    spans: Array
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 class Tokenizer:
     """A tokenizer loaded from an untrusted file.
 
@@ -170,6 +189,33 @@ class Tokenizer:
                 raise
             raise DataError(f"the tokenizer failed ({reason_of(error)}); check the texts") from None
 
+    def rooms(self, texts: Sequence[str], length: int) -> list[int]:
+        """Return how many of ``length`` tokens are left to the second text of a pair with each of these texts."""
+        special = self._runner.num_special_tokens_to_add(True)
+        return [length - special - len(ids) for ids, _ in self.spans(texts, False)]
+
+    def windows(self, pairs: Sequence[tuple[str, str]], length: int, stride: int) -> Iterator[list[Window]]:
+        """Yield the windows of each pair: of at most ``length`` tokens, with the whole first text and a part of the
+        second. Consecutive windows share ``stride`` tokens of the second text.
+
+        If the tokenizer pads on the left, the second text precedes the first, as in transformers.
+
+        Raises:
+            DataError: the tokenizer fails; also if a first text leaves no more than ``stride`` tokens to the second.
+        """
+        strategy, second = ("only_first", 0) if self.pads_left else ("only_second", 1)
+        try:
+            self._runner.enable_truncation(max_length=length, stride=stride, strategy=strategy)
+            for first in range(0, len(pairs), CHUNK):
+                part = pairs[first : first + CHUNK]
+                turned = [(long, short) for short, long in part] if self.pads_left else list(part)
+                for one in self._runner.encode_batch(turned):
+                    yield [_window(each, second) for each in (one, *one.overflowing)]
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            raise DataError(f"the tokenizer failed ({reason_of(error)}); check the texts") from None
+
     @functools.cached_property
     def _untrimmed(self) -> Any:
         """The tokenizer without space trimming, so that the spans of tokens include spaces."""
@@ -205,6 +251,13 @@ class Tokenizer:
 
 _NONE = np.zeros(0, np.int32)
 NOWHERE = (-1, -1)  # the span of a special token that is not in the text
+
+
+def _window(encoding: Any, second: int) -> Window:
+    """Return an encoding of ``tokenizers`` as a Window; ``second`` is the index of the second text in it."""
+    inside = np.array([number == second for number in encoding.sequence_ids], bool)
+    spans = np.where(inside[:, None], np.array(encoding.offsets, np.int32).reshape(-1, 2), np.int32(-1))
+    return Window(np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.uint8), spans)
 
 
 def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
