@@ -90,15 +90,15 @@ _refuse(
 )
 _refuse("it multiplies 8-bit floats with the scales of NVIDIA's kernels", _FLOAT, "GemmFloat8")
 _refuse("its first input is a sparse tensor", "use a dense matrix and MatMul", "SparseToDenseMatMul")
-_refuse("it is an internal operator of one model", _ORIGINAL, "AttnLSTM", "MaxpoolWithMask", "WordConvEmbedding")
+_refuse("it is an internal operator of one model", _ORIGINAL, "AttnLSTM", "MaxpoolWithMask")
 _refuse(
-    "it is an attention for generation, which reads a cache and computes one token",
+    "it is an attention with a cache for generation, which only onnxruntime's GPU kernels compute",
     "export the model for training, without its cache",
     "DecoderAttention",
     "DecoderMaskedSelfAttention",
 )
 _refuse(
-    "its keys and values are in a cache in pages, which a server fills",
+    "its keys and values are in a cache in pages, and only onnxruntime's GPU kernels compute it",
     "export the model for training, with GroupQueryAttention",
     "PagedAttention",
     "SparsePagedAttention",

@@ -59,6 +59,13 @@ def test_reasons_and_remedies_are_listed():
         assert not refusal.reason.endswith(".") and not refusal.remedy.endswith(".")
 
 
+def test_operators_that_only_gpu_kernels_compute_have_no_cpu_kernel():
+    cpu = {(k.domain, k.op_name) for k in ort_state.get_all_opkernel_def() if k.provider == "CPUExecutionProvider"}
+    told = {key for key, refusal in registry.REFUSED.items() if "GPU kernels" in refusal.reason}
+    assert ("com.microsoft", "PagedAttention") in told and ("com.microsoft", "WordConvEmbedding") in cpu
+    assert not told & cpu
+
+
 BYTES = np.random.default_rng(0).integers(0, 255, (4, 5)).astype(np.uint8)
 STORED = {"B": BYTES, "scale": np.array(0.1, np.float32), "zero": np.array(128, np.uint8), "w": real(5, 2)}
 

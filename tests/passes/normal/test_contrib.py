@@ -90,10 +90,21 @@ SIMPLE = {
         {"x": X, "s": real(S, H * D, seed=2), "g": VECTOR},
         {"epsilon": 0.01},
     ),
+    "WordConvEmbedding": (
+        "WordConvEmbedding",  # a word of all characters, shorter ones, and one that is shorter than the window
+        {
+            "words": np.array([[1, 2, 3, 4, 5, 1], [5, 4, 3, 0, 0, 0], [3, 3, 2, 1, -1, -1], [2, 0, 0, 0, 0, 0]], "i4"),
+            "w": real(4, 1, 3, 2),
+            "b": real(4, seed=1),
+            "c": real(6, 2, seed=2),
+        },
+        {"embedding_size": 4, "conv_window_size": 3, "char_embedding_size": 2},
+    ),
 }
 
 
-OPEN = [name for name in SIMPLE if not name.startswith("FusedConv")]  # nobody leaves a convolution's weight open
+OF_CONVOLUTIONS = ("FusedConv", "WordConv")  # nobody leaves their weights' sizes open
+OPEN = [name for name in SIMPLE if not name.startswith(OF_CONVOLUTIONS)]
 
 
 @pytest.mark.parametrize(("case", "dynamic"), [*((c, False) for c in SIMPLE), *((c, True) for c in OPEN)])

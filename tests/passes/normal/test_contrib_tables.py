@@ -94,3 +94,13 @@ def test_other_axes_are_refused():
     assert model.graph.node[0].attribute[2].name == "quantize_axis"
     with pytest.raises(ModelError, match=r"'fused'.*blocks along another axis"):
         normal_form(model)
+
+
+def test_an_empty_word_has_the_embedding_zero():
+    """The kernel of onnxruntime does not write it."""
+    given = {"words": np.array([[1, 2, 0], [0, 2, 1]], np.int32), "c": real(3, 2), "w": real(4, 1, 2, 2, seed=1)}
+    node = helper.make_node("WordConvEmbedding", ["words", "w", "b", "c"], ["y"], domain="com.microsoft")
+    model = model_of([node], given | {"b": real(4, seed=2)}, domains=MICROSOFT)
+    found, wanted = (run(m, given | {"b": real(4, seed=2)})[0] for m in (normal_form(model), model))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    assert not found[1].any()

@@ -1,4 +1,4 @@
-"""Form of GatherBlockQuantized of com.microsoft: rows of a table of embeddings in 2, 4 or 8 bits (see ``contrib``)."""
+"""Forms of embeddings of com.microsoft (see ``contrib``): GatherBlockQuantized, and words from their characters."""
 
 from __future__ import annotations
 
@@ -82,3 +82,22 @@ def _numbers(op: Builder, packed: Var, bits: int, signed: bool) -> Var:
     flat = op.Reshape(split, [*[0] * (packed.rank - 1), -1])
     half = 2 ** (bits - 1)
     return op.Mod(flat + half, 2**bits) - half if signed else flat
+
+
+@fused("WordConvEmbedding")
+def word_conv_embedding(
+    op: Builder, node: ir.Node, words: Var, filters: Var, bias: Var, characters: Var, **sizes: int
+) -> Any:
+    """Embed words [words, characters] of character indices: the maximum of tanh(convolution) over each word.
+
+    Characters of index 0 or less are padding. A word shorter than the window has one window, with padding in it. A word
+    whose first character is padding is empty; onnxruntime does not compute its embedding, and this form returns zeros.
+    The attributes repeat sizes of ``filters`` [embedding, 1, window, character embedding] and ``characters``.
+    """
+    embedded = op.Unsqueeze(op.Gather(characters, words), [1])  # [words, 1, characters, character embedding]
+    y = op.Squeeze(op.Tanh(op.Conv(embedded, filters, bias)), [3])  # [words, embedding, windows]
+    length = op.ReduceSum(op.cast(words > 0, _INT64), [1], keepdims=1)
+    windows = op.Max(length - op.dim(filters, 2), op.const(0, _INT64)) + 1  # [words, 1]: windows of each word
+    within = op.Range(0, op.Squeeze(op.dim(y, 2), [0]), 1) < windows
+    longest = op.ReduceMax(op.Where(op.Unsqueeze(within, [1]), y, -1.0), [2], keepdims=0)
+    return op.Where(op.Slice(words, [0], [1], [1]) > 0, longest, 0.0)
