@@ -23,7 +23,8 @@ class ChatBatches(Loadable):
 
     The label of each token is the next token, or ignored if the next token is not trained on. Rows of one text are
     padded on the right, where causal attention does not read padding and the loss ignores it; rows of similar lengths
-    share a batch. Packed rows contain several texts, for a step with the input ``segments``.
+    share a batch. Packed rows contain several texts, for a step with the input ``segments``. If the step's number of
+    tokens is fixed, all rows have this length.
 
     Args:
         samples: the texts.
@@ -83,14 +84,15 @@ class ChatBatches(Loadable):
         """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
         ids, target = self._inputs(specs)
         for numbers in batches:
-            arrays = self._arrays([self.rows[i] for i in numbers])
+            arrays = self._arrays([self.rows[i] for i in numbers], fixed_width(ids, self._lengths))
             named = {ids.name: arrays["ids"], SEGMENTS: arrays["segments"], POSITIONS: arrays["positions"]}
             if target is not None:
                 named[target.name] = arrays["labels"]
             yield {name: named[name].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
 
-    def _arrays(self, rows: Sequence[Sequence[int]]) -> dict[str, Array]:
-        shape = len(rows), self._width(max(sum(len(self.samples[i]) for i in row) for row in rows))
+    def _arrays(self, rows: Sequence[Sequence[int]], fixed: int | None) -> dict[str, Array]:
+        longest = max(sum(len(self.samples[i]) for i in row) for row in rows)
+        shape = len(rows), fixed or self._width(longest)
         ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for r, row in enumerate(rows):
@@ -115,7 +117,21 @@ class ChatBatches(Loadable):
                 f"chat data provide tokens{' and their segments' if self.packed else ''}, but the step expects "
                 f"{takes}; build it on gg.surgery.language_model(model{', packed=True' if self.packed else ''})"
             )
+        fixed_width(others[0], self._lengths)
         return others[0], targets[0] if targets else None
+
+
+def fixed_width(ids: TensorSpec, lengths: Array) -> int | None:
+    """Return the number of tokens per row if the step fixes it, otherwise None; raise DataError if a row is longer."""
+    fixed, longest = ids.shape[-1], int(lengths.max(initial=0))
+    if not isinstance(fixed, int):
+        return None
+    if longest > fixed:
+        raise DataError(
+            f"a row has {longest:,} tokens, but the model was exported for texts of {fixed:,}; lower the length, or "
+            "export the model for longer texts"
+        )
+    return fixed
 
 
 def filled_up(tokens: int) -> int:

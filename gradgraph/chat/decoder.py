@@ -1,7 +1,8 @@
 """Generation with plain onnxruntime and a key-value cache: one run for the prompts, then one per token.
 
 Other states, of convolutions and recurrences, start at zero and are passed on in the same way. A model without states
-runs on the whole text for each token.
+runs on the whole text for each token. If the exporter has fixed the number of tokens, texts are padded to it on the
+right, and generation ends there.
 
 Prompts of different lengths are padded. GroupQueryAttention only reads the number of tokens of a row from the mask, so
 its rows are padded on the right; other models read the mask itself and are padded on the left. Convolutions and
@@ -27,7 +28,7 @@ from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.regular import open_regular, reason_of
 from gradgraph.machine.forked_sessions import survives_forks
 from gradgraph.runtime.execution.session import explained
-from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE, batch_axis
+from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE, batch_axis, fixed_length
 from gradgraph.surgery.model_states import states_of
 from gradgraph.surgery.ort_adapters import SUFFIX
 
@@ -74,6 +75,7 @@ class Decoder:
         self._outputs = {v.name: v for v in self._session.get_outputs()}
         self._past = self._states_in(loaded, model)
         self._tokens = self._only_tokens(model)
+        self._length = fixed_length(loaded)
         self._scores: str = "logits" if "logits" in self._outputs else next(iter(self._outputs))
         self._run = ort.RunOptions()
         if adapter is not None:
@@ -119,6 +121,8 @@ class Decoder:
     ) -> Iterator[list[int | None]]:
         """Yield the next token of each prompt, up to and including a token of ``stop``; after that, None.
 
+        A model whose number of tokens is fixed generates until the longest text has this length.
+
         Args:
             prompts: token ids, at least one each.
             stop: the tokens that end an answer.
@@ -126,7 +130,8 @@ class Decoder:
             rows: an index per prompt, which seeds its random draws; from 0 by default.
 
         Raises:
-            DataError: a prompt is empty; or prompts have different lengths, which the model does not support.
+            DataError: a prompt is empty or too long; or prompts have different lengths, but the model does not support
+                them.
         """
         chosen = sampling or Sampling()
         if not prompts or not all(len(prompt) for prompt in prompts):
@@ -144,7 +149,7 @@ class Decoder:
         )
         seen = [list(prompt) for prompt in prompts]
         new, at = placed.first()
-        for _ in range(chosen.max_tokens):
+        for _ in range(self._most(new.shape[1], chosen.max_tokens)):
             scores = self._scored(placed, new, cache)
             found: list[int | None] = [
                 None if done[i] else picked(scores[i, at[i]], chosen, draws[i], seen[i]) for i in range(len(prompts))
@@ -167,6 +172,17 @@ class Decoder:
                 for i, token in zip(group, tokens, strict=True):
                     found[i] += [] if token is None else [token]
         return found
+
+    def _most(self, longest: int, asked: int) -> int:
+        """Return how many of the ``asked`` tokens can follow a prompt of ``longest`` tokens."""
+        if self._length is None:
+            return asked
+        if longest > self._length:
+            raise DataError(
+                f"the prompt has {longest} tokens, but the model was exported for texts of {self._length}; shorten the "
+                "prompt, or export the model for longer texts"
+            )
+        return min(asked, self._length - longest + 1)
 
     @property
     def pads(self) -> bool:
@@ -202,7 +218,9 @@ class Decoder:
 
     def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
         """Return the scores ``[rows, new tokens, vocabulary]`` and add the new tokens to the cache."""
-        arrays = {self._tokens: new, MASK: rows.mask, POSITIONS: self._placed(rows.positions)}
+        whole = {self._tokens: new, MASK: rows.mask, POSITIONS: rows.positions}
+        arrays = {name: self._padded(array) for name, array in whole.items()}
+        arrays[POSITIONS] = self._placed(arrays[POSITIONS])
         feeds = {
             name: ort.OrtValue.ortvalue_from_numpy(array.astype(_WHOLE[self._inputs[name].type]))
             for name, array in arrays.items()
@@ -216,6 +234,10 @@ class Decoder:
         cache.update(zip(self._past, found[1:], strict=True))
         scores: Array = found[0].numpy()
         return scores
+
+    def _padded(self, array: Array) -> Array:
+        """Pad rows with zeros on the right, which causal models do not read, if the number of tokens is fixed."""
+        return array if self._length is None else np.pad(array, ((0, 0), (0, self._length - array.shape[1])))
 
     def _placed(self, positions: Array) -> Array:
         """Return positions ``[rows, new]`` in the shape of the input, which may have axes of MRoPE in front."""

@@ -24,7 +24,7 @@ from gradgraph.files.untrusted.contained_paths import check_relative, is_inside,
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
-from gradgraph.surgery.language_models import USE_CACHE
+from gradgraph.surgery.language_models import USE_CACHE, fixed_length
 from gradgraph.surgery.two_decoders import is_merged
 
 GENAI, CONFIG = "genai_config.json", "config.json"
@@ -95,8 +95,12 @@ class ModelFolder:
 
     @functools.cached_property
     def context(self) -> int | None:
-        """The context length, from the configuration or the position table; None without both."""
-        return _first(self.described, _CONTEXT) or _positions_in(load_model(self.model))
+        """The context length, from the configuration or the position table, or a smaller one for which the model was
+        exported; None if it is unknown.
+        """
+        model = load_model(self.model)
+        known = [_first(self.described, _CONTEXT) or _positions_in(model), fixed_length(model)]
+        return min((length for length in known if length is not None), default=None)
 
     @property
     def digest(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.chat.chat_batches import ChatBatches, filled_up
+from gradgraph.chat.chat_batches import ChatBatches, filled_up, fixed_width
 from gradgraph.chat.chat_recipe import DESIRABLE, reads_labels
 from gradgraph.chat.chat_rows import Rows
 from gradgraph.chat.tokens import Encoder, Tokens
@@ -162,9 +162,10 @@ class PairBatches(Loadable):
         self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
         """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
+        fixed = fixed_width(specs[IDS], self._lengths)
         for numbers in batches:
             pairs = [self.samples[i] for i in numbers]
-            shape = len(pairs), 2, self._width(max(map(len, pairs)))
+            shape = len(pairs), 2, fixed or self._width(max(map(len, pairs)))
             ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
             for i, pair in enumerate(pairs):
                 for k, tokens in enumerate((pair.first, pair.second)):

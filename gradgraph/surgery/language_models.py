@@ -177,6 +177,13 @@ def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
     return next(iter([*named, *whole, *floating]), None)
 
 
+def fixed_length(model: ir.Model) -> int | None:
+    """Return the number of tokens of each text if the exporter has fixed it; None otherwise, or if there is a cache."""
+    tokens = _tokens_of([v for v in model.graph.inputs if not v.is_initializer()])
+    sizes = () if tokens is None or model_states(model) else shape_of(tokens) or ()
+    return sizes[1] if len(sizes) > 1 and isinstance(sizes[1], int) else None
+
+
 def _check(past: Sequence[State], unknown: Sequence[ir.Value]) -> None:
     """Raise BuildError for states whose initial value is unknown."""
     for value in (v for v in unknown if v.uses()):

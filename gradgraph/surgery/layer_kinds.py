@@ -5,7 +5,8 @@ A block of a decoder adds its result to the hidden states (the residual stream).
 1. attention: the block has an attention operator, or a Softmax.
 2. convolution mixer: a causal convolution along the tokens (LFM2).
 3. recurrent mixer: linear attention or another recurrence (Qwen3-Next, Mamba), also with a convolution before it. In
-   standard operators, it has a cumulative sum of decays, a Loop or Scan, or multiplies a state.
+   standard operators, it has a cumulative sum of decays, multiplies by exp(x) (a decay, in unrolled steps), has a Loop
+   or Scan, or multiplies a state.
 4. expert: tokens are selected for it by a router. Experts inside one MoE operator are not linear layers of their own.
 5. MLP: none of these.
 
@@ -38,6 +39,7 @@ _MIXERS: dict[str, frozenset[str]] = {
 }  # fmt: skip
 _PRODUCTS = frozenset({"Einsum", "MatMul", "Mul"})
 _SUMS = frozenset({"Add", "Sum"})
+_PARTS = frozenset({"Gather", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})  # of one step
 _SKIPS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 # operators between a router and the node that reads its scores
 _ON_THE_WAY = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Unsqueeze"})
@@ -67,7 +69,9 @@ def other_layers(decoder: ir.Model) -> Counter[str]:
 def _is_of_experts(value: ir.Value | None) -> bool:
     """Whether ``value`` is a stored [experts, inputs, outputs] tensor of weights."""
     stored = None if value is None else value.const_value
-    return stored is not None and stored.dtype.is_floating_point() and stored.shape.rank() == 3 and stored.size > 1
+    if stored is None or not stored.dtype.is_floating_point():
+        return False
+    return stored.shape.rank() == 3 and all(size > 1 for size in stored.shape.numpy())
 
 
 class _Blocks:
@@ -79,6 +83,7 @@ class _Blocks:
         self._widths = {size for layer in layers for size in layer.sizes}
         fixed = [state.past for state in model_states(decoder) if state.axis is None]
         self._decays = {node for past in fixed for node in past.consumers() if node.op_type in _PRODUCTS}
+        self._decays |= {node for node in nodes_of(decoder) if node.op_type == "Exp" and _decays(node)}
 
     def kinds(self) -> Kinds:
         heads, found = self._heads(), Kinds()
@@ -168,6 +173,18 @@ def _is_of(node: ir.Node, names: Iterable[str]) -> bool:
             node.outputs[0]
         )
     return node.op_type != "CumSum" or _is_floating(node.outputs[0])
+
+
+def _decays(exp: ir.Node) -> bool:
+    """Whether the result of an Exp, or a part of it, is a factor; that of a softmax is also summed."""
+    waiting = [exp.outputs[0]]
+    readers = list[ir.Node]()
+    while waiting:
+        found = waiting.pop().consumers()
+        readers += found
+        waiting += [v for node in found if node.op_type in _PARTS and not node.domain for v in node.outputs]
+    kinds = {node.op_type for node in readers}
+    return "Mul" in kinds and "ReduceSum" not in kinds
 
 
 def _is_floating(value: ir.Value) -> bool:

@@ -183,6 +183,21 @@ def test_batches_hold_rows_of_similar_lengths_and_their_labels() -> None:
     assert min(widths) == 16 and sum(widths) < 0.9 * 32 * len(widths)  # of a random order, nearly all would be 32
 
 
+def test_rows_have_the_length_that_a_model_was_exported_for() -> None:
+    data, found = ChatBatches(texts(6), 64), []
+    for length in (None, 41, 8):
+        model = language_model(gg.lora(small_folder.MODEL, "*mlp*", rank=2))
+        if length is not None:
+            model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = length
+        made = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
+        if length == 8:
+            with pytest.raises(DataError, match=r"but the model was exported for texts of 8; lower the length, or"):
+                made.evaluate(data, batch_size=2)
+        else:
+            found.append(made.evaluate(data, batch_size=2)["loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("length", [30, 47, 64])
 def test_packed_rows_hold_each_text_once(length: int) -> None:
     sizes = [len(tokens) for tokens in texts(300, seed=3)]

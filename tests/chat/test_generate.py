@@ -158,6 +158,22 @@ def test_without_a_past_prompts_together_are_prompts_alone(kind: str, tmp_path: 
         assert found == [without_cache(MODELS[kind], p, 10) for p in PROMPTS]
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_for_texts_of_one_length_answers_up_to_it(kind: str, tmp_path: Path) -> None:
+    keep = ["attention_mask", "position_ids"] if kind == "fp16" else ()
+    model = surgery.language_model(onnx.load(MODELS[kind]), keep=keep)
+    onnx.save(model, tmp_path / "any.onnx")
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = 12
+    onnx.save(model, tmp_path / "twelve.onnx")
+    found, wanted = (decoder(tmp_path / name).generated(PROMPTS, (), SHORT) for name in ("twelve.onnx", "any.onnx"))
+    together = max(map(len, PROMPTS))  # with padding, all rows end with the longest
+    most = [13 - (together if kind == "fp16" else len(prompt)) for prompt in PROMPTS]
+    assert found == [tokens[:count] for tokens, count in zip(wanted, most, strict=True)]
+    with pytest.raises(DataError, match="13 tokens, but the model was exported for texts of 12; shorten the prompt"):
+        decoder(tmp_path / "twelve.onnx").generated([[5] * 13])
+
+
 # --- folders -----------------------------------------------------------------------------------------------------
 
 CHATS = [{"role": "user", "content": "Who?"}]

@@ -11,13 +11,16 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph import surgery
 from gradgraph.chat import Recipe
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.preferences import Pair, PairBatches
+from gradgraph.chat.preferences import IDS, Pair, PairBatches
 from gradgraph.chat.row_lengths import limit_of
 from gradgraph.chat.text_pairs import truncated
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.data.texts.tokenizer import NOWHERE
 from gradgraph.errors import DataError
+from gradgraph.surgery.pair_models import LABELS
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -44,6 +47,14 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_table_of_positions_says_what_a_model_takes(bare: Path, short: Path) -> None:
     assert [ModelFolder.of(folder).context for folder in (bare, short)] == [128, 16]
+
+
+def test_a_model_for_texts_of_one_length_takes_no_longer_ones(tmp_path: Path) -> None:
+    folder = small_folder.write(tmp_path)
+    model = surgery.language_model(onnx.load(small_folder.MODEL))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 24
+    onnx.save(model, folder / "model.onnx")
+    assert ModelFolder.of(folder).context == 24
 
 
 LONG = {"prompt": "a" * 140, "completion": "b"}
@@ -81,6 +92,19 @@ def test_pairs_are_not_filled_up_beyond_what_a_model_takes(bare: Path) -> None:
     (tokens,) = gg.chat.Encoder(bare)(gg.chat.read([{"prompt": "a", "completion": "b" * 20}]))
     batches = PairBatches([Pair(tokens, tokens)], length=len(tokens) + 1)
     assert len(tokens) % 16 not in (0, 15) and batches.longest == len(tokens) + 1
+
+
+def test_pairs_have_the_length_that_a_model_was_exported_for(bare: Path) -> None:
+    (tokens,) = gg.chat.Encoder(bare)(gg.chat.read([{"prompt": "a", "completion": "b" * 20}]))
+    batches = PairBatches([Pair(tokens, tokens)])
+
+    def shapes(length: int) -> list[tuple[int, ...]]:
+        specs = {name: TensorSpec(name, "int64", ("pairs", 2, length)) for name in (IDS, LABELS)}
+        return [batch[name].shape for batch in batches.load(iter([[0]]), specs, (0,)) for name in specs]
+
+    assert shapes(41) == [(1, 2, 41)] * 2
+    with pytest.raises(DataError, match="tokens, but the model was exported for texts of 9"):
+        shapes(9)
 
 
 def test_the_digest_of_a_folder_is_that_of_all_its_numbers(bare: Path, tmp_path: Path) -> None:

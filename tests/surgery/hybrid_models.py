@@ -90,6 +90,29 @@ def standard_recurrence() -> onnx.ModelProto:
     return decoder(nodes, [*weights, *constants], {"past.0.ssm": ["batch", HEADS, 3, CHANNELS]}, ["present.0.ssm"])
 
 
+def unrolled_recurrence(length: int = 3) -> onnx.ModelProto:
+    """Selective steps over a fixed number of tokens, one by one: as torch.onnx exports Mamba. It has no state."""
+    names = {name: f"layers.0.mixer.{name}_proj.weight" for name in ("in", "dt", "out")}
+    nodes = [
+        helper.make_node("MatMul", ["e", names["in"]], ["u"]),
+        helper.make_node("MatMul", ["u", names["dt"]], ["dt"]),
+        helper.make_node("Softplus", ["dt"], ["steps"]),
+        helper.make_node("Mul", ["steps", "A"], ["log"]),
+        helper.make_node("Exp", ["log"], ["decays"]),
+        helper.make_node("Mul", ["steps", "u"], ["inputs"]),
+    ]
+    for t in range(length):
+        nodes += [helper.make_node("Gather", [x, f"at {t}"], [f"{x} {t}"], axis=1) for x in ("decays", "inputs")]
+        kept = f"inputs {t}" if t == 0 else f"kept {t}"
+        if t:
+            nodes.append(helper.make_node("Mul", [f"decays {t}", f"state {t - 1}"], [kept]))
+        nodes.append(helper.make_node("Add", [kept, f"inputs {t}"], [f"state {t}"]))
+    nodes += [helper.make_node("Concat", [f"state {t}" for t in range(length)], ["y"], axis=1)]
+    nodes += [helper.make_node("MatMul", ["y", names["out"]], ["mixed"])]
+    weights = [tensor(name, CHANNELS, CHANNELS) for name in names.values()]
+    return decoder(nodes, [*weights, tensor("A", CHANNELS), *(whole(f"at {t}", t) for t in range(length))], {}, [])
+
+
 MODELS = {f.__name__: f for f in (standard_convolution, fused_convolution, fused_recurrence, standard_recurrence)}
 
 

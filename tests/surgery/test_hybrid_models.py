@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -57,6 +58,19 @@ def test_adapters_reach_the_mixers_of_hybrid_models() -> None:
     few = reached(decoder, Recipe(target="*_proj_q"))
     assert few.startswith("1 of 9 linear layers get adapters (1 recurrent mixer); not adapted: 6 recurrent mixer (")
     assert few.endswith("1 MLP ('layers.0.feed_forward.w1'), 1 head ('lm_head')")
+
+
+def test_a_recurrence_of_single_steps_is_a_mixer() -> None:
+    decoder = load_model(hybrid_models.unrolled_recurrence())
+    told = "4 of 5 linear layers get adapters (3 recurrent mixer, 1 MLP); not adapted: 1 head ('lm_head')"
+    assert reached(decoder, Recipe()) == told
+
+
+def test_an_exponential_that_is_summed_is_a_softmax() -> None:
+    decoder = load_model(hybrid_models.unrolled_recurrence())
+    exp = next(node for node in decoder.graph if node.op_type == "Exp")
+    decoder.graph.append(ir.node("ReduceSum", [exp.outputs[0]]))
+    assert reached(decoder, Recipe()).startswith("4 of 5 linear layers get adapters (4 MLP)")
 
 
 def test_routers_of_experts_get_no_adapters_by_default() -> None:
