@@ -47,7 +47,7 @@ from gradgraph.surgery.peft_names import (
     pieces_of,
     split,
 )
-from gradgraph.surgery.peft_settings import CONFIG
+from gradgraph.surgery.peft_settings import CONFIG, pattern_of
 from gradgraph.surgery.prefix_files import is_as_in_peft, joined
 from gradgraph.surgery.weights import give_weights
 
@@ -289,8 +289,8 @@ def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]
         "lora_dropout": first.dropout,
         "use_rslora": first.kind == "rslora",
         "use_dora": first.kind == "dora",
-        "rank_pattern": {m: r for m, r in ranks.items() if r != usual},
-        "alpha_pattern": {m: a for m, a in alphas.items() if a != alpha},
+        "rank_pattern": {pattern_of(m, ranks): r for m, r in ranks.items() if r != usual},
+        "alpha_pattern": {pattern_of(m, alphas): a for m, a in alphas.items() if a != alpha},
         "target_modules": modules,
         **common,
     }

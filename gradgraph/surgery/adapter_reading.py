@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -51,12 +51,21 @@ from gradgraph.surgery.peft_names import (
     for_layers,
     wrapper_of,
 )
-from gradgraph.surgery.peft_settings import CONFIG, Settings, check_settings, fits, own_number, settings_of
+from gradgraph.surgery.peft_settings import (
+    CONFIG,
+    Settings,
+    check_settings,
+    exact_pattern,
+    fits,
+    own_number,
+    settings_of,
+)
 from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted
 from gradgraph.surgery.stored_weights import canonical, is_quantised, write_floats
 
 Array = np.ndarray[Any, Any]
+_NEARER = 0.95  # a square weight is transposed if its transpose is nearer to the old weight by this factor
 
 
 @checked(folder=PATH, name=TEXT, names=LAYERS.or_none(), out=PATH.or_none())
@@ -99,7 +108,7 @@ def load_adapter(
     if names:
         settings, arrays = _renamed(owners, settings, arrays, names)
     before = adapters_of(work)
-    arrays = _take_whole_weights(work, kind, settings, arrays)
+    arrays = _take_whole_weights(work, kind, arrays)
     of_peft = settings.peft_type == PREFIX_TYPE
     if not of_peft:
         _check_whole(kind, arrays, folder)
@@ -110,7 +119,7 @@ def load_adapter(
     if of_peft:
         settings, arrays = _prefix(settings, arrays, layers)
     else:
-        arrays |= _repeated(kind, layers, arrays)
+        settings, arrays = _repeated(kind, layers, settings, arrays)
         modules = {_module(kind, key) for key in arrays}
         layers = [layer for layer in layers if layer.name in modules]
     wanted = [_wanted(settings, kind, name, layer, arrays) for layer in layers]
@@ -150,21 +159,24 @@ def _renamed(
     }
     settings = replace(
         settings,
-        ranks={new: own_number(settings.ranks, m, settings.rank) for m, new in ours.items()} | dict(settings.ranks),
-        alphas={new: own_number(settings.alphas, m, settings.alpha) for m, new in ours.items()} | dict(settings.alphas),
+        ranks={exact_pattern(new): own_number(settings.ranks, m, settings.rank) for m, new in ours.items()}
+        | dict(settings.ranks),
+        alphas={exact_pattern(new): own_number(settings.alphas, m, settings.alpha) for m, new in ours.items()}
+        | dict(settings.alphas),
         inward=(*settings.inward, *(layer for m, layer in ours.items() if fits(m, settings.inward))),
     )
     return settings, moved
 
 
-def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
+def _take_whole_weights(work: ir.Model, kind: str, arrays: dict[str, Array]) -> dict[str, Array]:
     """Write fully fine-tuned weights (``modules_to_save``) into the model, and return the other tensors.
 
     Like PEFT, this uses every tensor with the name of a weight of the model. PEFT also stores the weights of embeddings
     and heads with adapters (``….base_layer.weight``), changed or not.
     """
     whole = [k for k in arrays if k.startswith(PREFIX) and k.endswith((".weight", ".bias")) and not _part(kind, k)]
-    layers = {as_ours(layer.name): layer for layer in linear_layers(work, "*")[0]} if whole else {}
+    every = linear_layers(work, "*")[0] if whole else []
+    layers = {as_ours(layer.name): layer for layer in every}
     vectors = {as_ours(name): value for name, value in work.graph.initializers.items()} if whole else {}
     names = {key: as_ours(key.removeprefix(PREFIX).replace(".base_layer.", ".")) for key in whole}
     lying = {}  # by last part of layer names, whether non-square weights are stored as (inputs, outputs)
@@ -174,11 +186,9 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
             lying[_last(name)] = arrays[key].shape == layer.sizes
     for key, name in names.items():
         array, layer, vector = arrays[key], layers.get(name.removesuffix(".weight")), vectors.get(name)
-        inputs_first = lying.get(_last(name), settings.inputs_first)
-        if layer is not None and (new := _outputs_first(layer, array, inputs_first)) is not None:
-            _check_lying(layer, key, new)
+        if layer is not None and (new := _outputs_first(layer, array, key, lying.get(_last(name)))) is not None:
             if ".base_layer." not in key or _is_changed(layer, new, array.dtype):
-                write_floats(work, layer, new)
+                _write_calls(work, [layer, *(call for call in every if call.repeats == layer.name)], new)
         elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
@@ -194,11 +204,19 @@ def _last(weight: str) -> str:
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
-def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
+def _write_calls(work: ir.Model, calls: Sequence[Layer], weight: Array) -> None:
+    """Replace the weight (outputs first) of all calls of a module with floats."""
+    write_floats(work, calls[0], weight, readers={call.node for call in calls})
+    for call in calls[1:]:
+        if call.kind == "MatMulNBits" or call.weight is not calls[0].weight:
+            write_floats(work, call, weight)
+
+
+def _outputs_first(layer: Layer, array: Array, key: str, lies_so: bool | None) -> Array | None:
     """Return a fully fine-tuned weight of a PEFT folder with outputs first, or None if it does not fit the layer.
 
-    PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``inputs_first`` decides
-    for a square weight, whose shape is the same in both layouts.
+    PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``lies_so`` tells whether
+    other weights do; None if that is unknown.
     """
     if layer.kind in ("Conv", "Gather"):
         fitting = array.shape == layer.shape
@@ -206,20 +224,28 @@ def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | No
     if array.shape not in (layer.sizes, layer.sizes[::-1]):
         return None
     is_square = layer.sizes[0] == layer.sizes[1]
-    return array.T if (inputs_first if is_square else array.shape == layer.sizes) else array
+    return array.T if (_is_turned(layer, array, key, lies_so) if is_square else array.shape == layer.sizes) else array
 
 
-def _check_lying(layer: Layer, key: str, new: Array) -> None:
-    """Raise DataError if a square weight is much closer to the original weight when transposed."""
-    if layer.kind in ("Conv", "Gather") or layer.sizes[0] != layer.sizes[1]:
-        return
+def _is_turned(layer: Layer, array: Array, key: str, lies_so: bool | None) -> bool:
+    """Whether a square weight is stored as (inputs, outputs): it is similar to the weight that it was trained from.
+
+    PEFT's ``fan_in_fan_out`` describes layers with adapters, not those that were fully fine-tuned.
+
+    Raises:
+        DataError: it is not, and other weights do not show it.
+    """
     own = canonical(layer)
-    if np.linalg.norm(new.T - own) < 0.5 * np.linalg.norm(new - own):
+    near, turned = (float(np.linalg.norm(one - own)) for one in (array, array.T))
+    if min(near, turned) < _NEARER * max(near, turned):
+        return turned < near
+    if lies_so is None and near != turned:
         raise DataError(
-            f"'{shown(key)}' is square and was fully fine-tuned, and its transpose is closer to the model's weight, "
-            f"contrary to fan_in_fan_out in {CONFIG}; set it to true for a Conv1D, which stores (inputs, outputs), "
-            "and to false for a Linear"
+            f"'{shown(key)}' is square, was fully fine-tuned and differs so much from the model's weight that it is "
+            "unknown whether it is transposed; merge the adapter into its model in PEFT (merge_and_unload), and export "
+            "the merged model"
         )
+    return bool(lies_so)
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
@@ -276,8 +302,8 @@ def _by_meaning(
     found = for_layers(given, [layer for layer in layers if layer.kind not in ("Conv", "Gather")])
     others = {k: a for k, a in arrays.items() if not any(k.startswith(f"{PREFIX}{m}.") for m in modules)}
     moved = {f"{PREFIX}{m}.{part}": a for m, f in found.items() for part, a in zip(parts, f.tensors, strict=False)}
-    ranks = {m: len(f.a) for m, f in found.items()}
-    alphas = {m: f.scale * KINDS[kind].spread(len(f.a)) for m, f in found.items()}
+    ranks = {exact_pattern(m): len(f.a) for m, f in found.items()}
+    alphas = {exact_pattern(m): f.scale * KINDS[kind].spread(len(f.a)) for m, f in found.items()}
     settings = replace(
         settings,
         ranks=ranks | dict(settings.ranks),
@@ -288,14 +314,22 @@ def _by_meaning(
     return settings, others | moved
 
 
-def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return adapter tensors for each repeated call of a module, copied from its first call: PEFT stores them once."""
-    copies: dict[str, Array] = {}
+def _repeated(
+    kind: str, layers: list[Any], settings: Settings, arrays: dict[str, Array]
+) -> tuple[Settings, dict[str, Array]]:
+    """Add the tensors, rank and alpha of a module's first call to its repeated calls: PEFT stores them once."""
+    ranks, alphas, copies = dict(settings.ranks), dict(settings.alphas), dict[str, Array]()
     for layer in layers:
-        if isinstance(layer, Layer) and layer.repeats:
-            first, own = (stored_names(Adapter(kind, name, layer.kind)) for name in (layer.repeats, layer.name))
-            copies |= {new: arrays.get(new, arrays[old]) for old, new in zip(first, own, strict=True) if old in arrays}
-    return copies
+        if not (isinstance(layer, Layer) and layer.repeats):
+            continue
+        first, own = (stored_names(Adapter(kind, name, layer.kind)) for name in (layer.repeats, layer.name))
+        new = {name: arrays[old] for old, name in zip(first, own, strict=True) if old in arrays and name not in arrays}
+        if new:
+            copies |= new
+            pattern = exact_pattern(layer.name)
+            ranks = {pattern: own_number(settings.ranks, layer.repeats, settings.rank)} | ranks
+            alphas = {pattern: own_number(settings.alphas, layer.repeats, settings.alpha)} | alphas
+    return replace(settings, ranks=ranks, alphas=alphas), arrays | copies
 
 
 def _prefix(settings: Settings, arrays: Mapping[str, Array], layers: list[Any]) -> tuple[Settings, dict[str, Array]]:

@@ -31,7 +31,6 @@ class Settings:
         all: all fields of the file.
         ranks, alphas: exceptions from ``rank`` and ``alpha``, by pattern of layer names.
         inward: patterns of the IA3 layers whose input is multiplied.
-        inputs_first: whether fully fine-tuned square matrices are stored as (inputs, outputs), as in GPT-2's Conv1D.
         blocks, shares: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
     """
 
@@ -43,7 +42,6 @@ class Settings:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     inward: tuple[str, ...]
-    inputs_first: bool
     is_dora: bool
     is_rslora: bool
     blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -67,7 +65,6 @@ def settings_of(table: Fields) -> Settings:
         ranks={key: ranks.whole(key, least=1) for key in ranks.keys()},  # noqa: SIM118 - not a dict
         alphas={key: alphas.number(key) for key in alphas.keys()},  # noqa: SIM118 - not a dict
         inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
-        inputs_first=table.flag("fan_in_fan_out", False),
         is_dora=table.flag("use_dora", False),
         is_rslora=table.flag("use_rslora", False),
     )
@@ -76,13 +73,13 @@ def settings_of(table: Fields) -> Settings:
 # --- supported settings --------------------------------------------------------------------------------------------
 
 _READ = frozenset(
-    {"alpha_pattern", "fan_in_fan_out", "feedforward_modules", "lora_alpha", "lora_dropout", "peft_type", "r"}
+    {"alpha_pattern", "feedforward_modules", "lora_alpha", "lora_dropout", "peft_type", "r"}
     | {"rank_pattern", "use_dora", "use_rslora"}
     # of prefixes
     | {"num_attention_heads", "num_layers", "num_transformer_submodules", "num_virtual_tokens", "token_dim"}
 )
-_SAID_BY_TENSORS = frozenset(  # the tensors determine which modules have an adapter or were fully fine-tuned
-    {"exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"}
+_SAID_BY_TENSORS = frozenset(  # the tensors determine which modules have an adapter or were fully fine-tuned, and how
+    {"exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"}
 )
 _OF_TRAINING = frozenset(  # initialisation, provenance, hardware: no effect on a trained adapter
     {"auto_mapping", "base_model_name_or_path", "encoder_hidden_size", "eva_config", "inference_mode"}
@@ -145,6 +142,18 @@ def _check_beginning(table: Fields, where: str) -> None:
 def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
     """Return the number (a rank or alpha) of the first pattern that matches a module, otherwise ``usual``."""
     return next((n for key, n in patterns.items() if fits(module, [key])), usual)
+
+
+def exact_pattern(module: str) -> str:
+    """Return a pattern that matches the module of this name only."""
+    return f"^{re.escape(module)}"
+
+
+def pattern_of(module: str, others: Iterable[str]) -> str:
+    """Return a pattern that matches ``module`` and none of ``others``: its name, if that is unambiguous."""
+    is_plain = re.fullmatch(r"[\w.]+", module) is not None
+    is_clear = is_plain and not any(other != module and fits(other, [module]) for other in others)
+    return module if is_clear else exact_pattern(module)
 
 
 def fits(module: str, patterns: Iterable[str]) -> bool:

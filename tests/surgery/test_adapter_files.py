@@ -209,21 +209,30 @@ def squares() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("conv1d", [True, False])
-@pytest.mark.parametrize("said_by", ["fan_in_fan_out", "another layer of the name"])
-def test_a_square_weight_that_was_trained_whole(conv1d: bool, said_by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", [None, True, False])
+def test_a_square_weight_that_was_trained_whole(conv1d: bool, flag: bool | None, tmp_path: Path) -> None:
+    """The old weight shows whether it is transposed; PEFT's flag is that of the layers with adapters."""
     model, numbers = squares()
-    new = {n: a + np.float32(0.1) for n, a in numbers.items() if n in ("x.b.weight", "z.b.weight")}
-    of_file = {n: a if conv1d else a.T for n, a in new.items() if said_by != "fan_in_fan_out" or n == "x.b.weight"}
-    settings = {"fan_in_fan_out": conv1d} if said_by == "fan_in_fan_out" else {}
+    new = {"x.b.weight": numbers["x.b.weight"] + np.float32(0.1)}
+    settings = {} if flag is None else {"fan_in_fan_out": flag}
+    of_file = {n: a if conv1d else a.T for n, a in new.items()}
     loaded = weights(surgery.load_adapter(model, folder_with(tmp_path, of_file, modules_to_save=["b"], **settings)))
-    for name in of_file:
-        np.testing.assert_array_equal(loaded[name], new[name])
+    np.testing.assert_array_equal(loaded["x.b.weight"], new["x.b.weight"])
 
 
-def test_a_setting_that_the_numbers_contradict_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("conv1d", [True, False])
+def test_a_square_weight_unlike_the_old_one_lies_as_others_or_is_refused(conv1d: bool, tmp_path: Path) -> None:
     model, numbers = squares()
-    with pytest.raises(DataError, match="closer to the model's weight, contrary to fan_in_fan_out"):
-        surgery.load_adapter(model, folder_with(tmp_path, {"x.b.weight": numbers["x.b.weight"]}))
+    rng = np.random.default_rng(5)
+    new = {n: rng.normal(size=numbers[n].shape).astype(np.float32) * 9 for n in ("x.b.weight", "z.b.weight")}
+    of_file = {n: a if conv1d else a.T for n, a in new.items()}
+    loaded = weights(surgery.load_adapter(model, folder_with(tmp_path, of_file)))
+    for name in new:
+        np.testing.assert_array_equal(loaded[name], new[name])
+    with pytest.raises(
+        DataError, match=r"'base_model.model.x.b.weight' is square, .* unknown whether it is transposed"
+    ):
+        surgery.load_adapter(model, folder_with(tmp_path, {"x.b.weight": of_file["x.b.weight"]}))
 
 
 def test_the_base_beside_an_adapter_is_taken_where_it_has_changed(tmp_path: Path) -> None:
@@ -238,3 +247,74 @@ def test_the_base_beside_an_adapter_is_taken_where_it_has_changed(tmp_path: Path
     np.testing.assert_array_equal(found["a.weight"], numbers["a.weight"] + 1)
     with pytest.raises(DataError, match="no weight with this name and shape"):
         surgery.load_adapter(model, folder_with(tmp_path, {"a.base_layer.weight": np.ones((5, 4))}))
+
+
+ENDINGS = ("fc", "block.fc", "block.1.fc", "other.block.1.fc")  # each name is the end, or matches the end, of the next
+
+
+def ending_alike() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    numbers = {f"{name}.weight": rng.normal(size=(4, 4)).astype(np.float32) for name in ENDINGS}
+    ends = ["x", "h0", "h1", "h2", "y"]
+    nodes = [node("Gemm", [ends[i], f"{name}.weight"], [ends[i + 1]], transB=1) for i, name in enumerate(ENDINGS)]
+    return made(nodes, numbers, ["rows", 4], y=["rows", 4]), numbers
+
+
+@pytest.mark.parametrize("odd", ENDINGS)
+@pytest.mark.parametrize("what", ["rank", "alpha"])
+def test_ranks_and_alphas_apply_to_their_own_layer_only(what: str, odd: str, tmp_path: Path) -> None:
+    """A pattern of PEFT matches the ends of names, as a regular expression; the layers here have such names."""
+    model, numbers = ending_alike()
+    ranks = {name: 3 if what == "rank" and name == odd else 2 for name in ENDINGS}
+    alphas = {name: 20.0 if what == "alpha" and name == odd else 5.0 for name in ENDINGS}
+    rng = np.random.default_rng(1)
+    pairs = {name: (rng.normal(size=(ranks[name], 4)), rng.normal(size=(4, ranks[name]))) for name in ENDINGS}
+    tensors = {f"{name}.lora_{letter}.weight": array for name, pair in pairs.items()
+               for letter, array in zip("AB", pair, strict=True)}  # fmt: skip
+    wanted = {f"{name}.weight": numbers[f"{name}.weight"] + alphas[name] / ranks[name] * b @ a
+              for name, (a, b) in pairs.items()}  # fmt: skip
+    patterns = {f"{what}_pattern": {f"^{odd}": 3 if what == "rank" else 20.0}}
+    loaded = surgery.load_adapter(
+        model, written(tmp_path / "peft", tensors, {"r": 2, "lora_alpha": 5.0, **patterns, "target_modules": []})
+    )
+    surgery.save_adapter(loaded, tmp_path / "ours")
+    again = surgery.load_adapter(model, tmp_path / "ours")
+    renamed = surgery.load_adapter(model, tmp_path / "ours", names={name: name for name in ENDINGS})
+    for found in (loaded, again, renamed):
+        merged = weights(surgery.merge_adapters(found))
+        for name, array in wanted.items():
+            np.testing.assert_allclose(merged[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def written(folder: Path, tensors: dict[str, np.ndarray], settings: dict[str, Any]) -> Path:
+    folder.mkdir()
+    stored = {f"base_model.model.{n}": np.ascontiguousarray(a, np.float32) for n, a in tensors.items()}
+    safetensors.numpy.save_file(stored, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", **settings}))
+    return folder
+
+
+def test_a_module_called_twice_has_one_rank_and_alpha(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weight, a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 4), (3, 4), (4, 3)))
+    nodes = [node("Gemm", ["x", "fc.weight"], ["h"], transB=1), node("Gemm", ["h", "fc.weight"], ["y"], transB=1)]
+    model = made(nodes, {"fc.weight": weight}, ["rows", 4], y=["rows", 4])
+    tensors = {"fc.lora_A.weight": a, "fc.lora_B.weight": b}
+    settings = {"r": 2, "lora_alpha": 1.0, "rank_pattern": {"fc": 3}, "alpha_pattern": {"^fc": 12.0}}
+    found = surgery.load_adapter(model, written(tmp_path / "peft", tensors, settings))
+    whole = weight + 4 * b @ a
+    x = rng.normal(size=(2, 4)).astype(np.float32)
+    np.testing.assert_allclose(run(found, x), x @ whole.T @ whole.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_module_called_twice_that_was_trained_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, old = (rng.normal(size=(4, 4)).astype(np.float32) for _ in range(2))
+    nodes = [node("Gemm", ["x", "a.weight"], ["h"], transB=1), node("Gemm", ["h", "fc.weight"], ["i"], transB=1),
+             node("Gemm", ["i", "fc.weight"], ["y"], transB=1)]  # fmt: skip
+    model, new = made(nodes, {"a.weight": first, "fc.weight": old}, ["rows", 4], y=["rows", 4]), old + np.float32(0.1)
+    found = surgery.load_adapter(model, folder_with(tmp_path, {"fc.weight": new}))
+    zero = {n: np.zeros_like(a) for n, a in weights(found).items() if n.endswith(("lora_A", "lora_B"))}
+    x = rng.normal(size=(2, 4)).astype(np.float32)
+    silent = surgery.load_weights(found, zero, strict=False)
+    np.testing.assert_allclose(run(silent, x), x @ first.T @ new.T @ new.T, rtol=1e-4, atol=1e-4)
