@@ -38,6 +38,7 @@ _SETTINGS = ("attention_multiplier", "attn_logit_softcapping", "embedding_multip
              "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "logits_scaling", "num_attention_heads",
              "num_key_value_heads", "head_dim", "partial_rotary_factor", "query_pre_attn_scalar", "residual_multiplier",
              "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window")  # fmt: skip
+_OPTIONAL = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "rope_scaling"})  # null: not computed
 _IN_GENAI = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads",
              "head_size": "head_dim"}  # fmt: skip
 _SHORTEST = 4  # characters of a family's name that its types have in common: qwen2, qwen2_5_vl
@@ -63,9 +64,14 @@ class Pretrained:
         return float(any(table.get("model_type") in _OFFSET_BY_ONE for table in (self.config, _flat(self.config))))
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the configuration says that the embedding and the last layer have the same weight."""
+        return _flat(self.config).get("tie_word_embeddings") is True
+
+    @property
     def is_untied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have different weights."""
-        return self.config.get("tie_word_embeddings") is False
+        return _flat(self.config).get("tie_word_embeddings") is False
 
 
 def is_pretrained(path: Path) -> bool:
@@ -109,12 +115,20 @@ def check_family(folder: Path, source: Pretrained) -> None:
             f"{shown(kinds[0])}; pass weights of the same family"
         )
     for key in _SETTINGS:
-        values = [table.get(key) for table in (own, theirs)]
-        if None not in values and values[0] != values[1]:
+        values = [_setting(table, key) for table in (own, theirs)]
+        are_known = None not in values or (key in _OPTIONAL and key in own and key in theirs)
+        if are_known and values[0] != values[1]:
             raise DataError(
                 f"'{shown(source.where)}' has {key} {shown(values[1])} in {CONFIG}, but the model has "
                 f"{shown(values[0])}, which weights cannot change; export the new weights instead"
             )
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    """Return a setting; None for a scaling of rotary positions that changes nothing."""
+    value = config.get(key)
+    is_plain = key == "rope_scaling" and isinstance(value, Mapping)
+    return None if is_plain and "default" in (value.get("rope_type"), value.get("type")) else value
 
 
 def _own_settings(folder: FilePath) -> Mapping[str, Any]:
@@ -174,7 +188,14 @@ def _of_index(folder: FilePath, name: str) -> dict[str, Array]:
     if missing:
         key, shard = missing[0]
         raise UnreadableError(f"{shown(shard)} lacks '{shown(key)}', which {shown(name)} lists")
-    return {key: shards[shard][key] for key, shard in places.items()}
+    found = {key: shards[shard][key] for key, shard in places.items()}
+    for shard, tensors in shards.items():  # like transformers, which also reads those that the index does not list
+        for key, array in tensors.items():
+            if (same := found.setdefault(key, array)) is not array and not np.array_equal(same, array):
+                raise UnreadableError(
+                    f"'{shown(key)}' is in several shards, and in {shown(shard)} it has other numbers"
+                )
+    return found
 
 
 def _config_in(folder: FilePath) -> Mapping[str, Any]:

@@ -135,6 +135,7 @@ class Plan:
         self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
         self.spare = [key for key in rest if key not in self.buffers]
         self._lying = self._inputs_first()
+        self._is_alike = not any(self._is_transposed(match) for match in self.matches)
         self._check()
 
     # --- matching ---------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class Plan:
         module, _, role = meaning(names[0]).rpartition(".")
         pieces = [self._names.find(f"{piece}.{role}") for piece in pieces_of(module)]
         if len(pieces) > 1 and (all(pieces) or (role == "bias" and any(pieces))):
-            return self._with_zeros(module, pieces)
+            return self._with_zeros(place, module, pieces)
         for pack in packs_of(module):
             if (key := self._names.find(f"{pack}.{role}")) is not None:
                 return (self._piece(module, pack, key),)
@@ -178,13 +179,19 @@ class Plan:
                 return tuple(Part(key) for key in keys if key)
         return ()
 
-    def _with_zeros(self, module: str, pieces: Sequence[str | None]) -> tuple[Part, ...]:
-        """Return the biases of a packed layer's pieces; a piece without one has zeros."""
+    def _with_zeros(self, place: Place, module: str, pieces: Sequence[str | None]) -> tuple[Part, ...]:
+        """Return the biases of a packed layer's pieces; a piece that has none here or in the model has zeros."""
         sizes = [None if key is None else len(self.source.tensors[key]) for key in pieces]
-        if None in sizes:
-            weights = [self._names.find(f"{piece}.weight") for piece in pieces_of(module)]
-            sizes = [None if key is None else len(self.source.tensors[key]) for key in weights]
-        return tuple(Part(key or "", 0, size if key is None else None) for key, size in zip(pieces, sizes, strict=True))
+        if None not in sizes:
+            return tuple(Part(key or "") for key in pieces)
+        weights = [self._names.find(f"{piece}.weight") for piece in pieces_of(module)]
+        sizes = [0 if key is None else len(self.source.tensors[key]) for key in weights]
+        parts = tuple(
+            Part(key or "", 0, size if key is None else None) for key, size in zip(pieces, sizes, strict=True)
+        )
+        old = np.split(self.stored(Match(place, parts)).reshape(-1), np.cumsum(sizes)[:-1])
+        had = any(numbers.any() for part, numbers in zip(parts, old, strict=True) if not part.key)
+        return () if had or 0 in sizes else parts
 
     def _piece(self, module: str, pack: str, key: str) -> Part:
         """Return the rows of a packed tensor that belong to the layer ``module`` of the model."""
@@ -226,6 +233,7 @@ class Plan:
             if place.layer is None and not is_table:
                 continue
             others = [m for m in (heads if is_table else tables) if self._could_be_tied(place, m)]
+            others = [m for m in others if self.source.is_tied or self._were_equal(place, m.place)]
             if len({m.parts for m in others}) == 1 and (is_table or computes_scores(place)):
                 found.append(Match(place, others[0].parts, is_tied=True, is_named=place.value in self._named))
         return found
@@ -237,6 +245,14 @@ class Plan:
         if head is None or len(other.parts) != 1 or (is_table and not computes_scores(other.place)):
             return False
         return bool(self.source.tensors[other.parts[0].key].shape == head.sizes[::-1])
+
+    def _were_equal(self, one: Place, other: Place) -> bool:
+        """Whether an embedding and a last layer of the model are one tensor, or copies apart from rounding."""
+        if one.value is other.value:
+            return True
+        old = [self.stored(Match(place, ())) for place in (one, other)]
+        old = [a.T if place.node.op_type == "Gather" else a for a, place in zip(old, (one, other), strict=True)]
+        return old[0].shape == old[1].shape and bool(np.linalg.norm(old[0] - old[1]) < 0.5 * np.linalg.norm(old[1]))
 
     def _with_norms(self, places: Sequence[Place], matches: Sequence[Match]) -> list[Match]:
         """Add the BatchNormalizations of the file that the model's convolutions contain."""
@@ -291,6 +307,13 @@ class Plan:
             return bool(own[True]) and not own[False] if own else usual
 
         return decided
+
+    def _is_transposed(self, match: Match) -> bool:
+        """Whether the model has the name of a matrix of the file, but its transpose."""
+        if not _is_stored_by_name(match):
+            return False
+        own, shape = shape_of(match.place.value), self.source.tensors[match.parts[0].key].shape
+        return own is not None and tuple(own) == shape[::-1] != shape
 
     def _check(self) -> None:
         """Raise DataError if a shape differs, or weights that the model stores once have different tensors."""
@@ -379,12 +402,15 @@ class Plan:
             rows.append((array.T if turned else array)[part.begin : part.end])
         if sum(map(len, rows)) != outputs:
             return None
-        return rows[0] if shapes_only or len(rows) == 1 else np.concatenate(rows)
+        return rows[0] if shapes_only or len(rows) == 1 else np.concatenate([*map(_wide, rows)])
 
     def _is_turned(self, match: Match, key: str) -> bool:
-        """Whether a square matrix of the file is (inputs, outputs): as in the model, if it has its name there."""
+        """Whether a square matrix of the file is (inputs, outputs).
+
+        If the model has its name, and no other matrix that it has by name is transposed, the matrix is as in the model.
+        """
         layer = match.place.layer
-        if layer is None or is_quantised(layer) or not _has_name(match.place, match.parts):
+        if layer is None or not self._is_alike or not _is_stored_by_name(match):
             return self._lying(key)
         turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1])
         return (layer.axis + turns) % 2 == 1
@@ -526,6 +552,14 @@ def _has_name(place: Place, parts: Sequence[Part]) -> bool:
     """Whether the tensor of the file has the name of the stored tensor, apart from the beginning of its path."""
     names = sorted([place.value.name or "", parts[0].key], key=len)
     return len(parts) == 1 and bool(names[0]) and f".{names[1]}".endswith(f".{names[0]}")
+
+
+def _is_stored_by_name(match: Match) -> bool:
+    """Whether a match is a matrix that the model stores as floats under its name in the file."""
+    layer = match.place.layer
+    if layer is None or layer.kind in ("Conv", "Gather") or is_quantised(layer) or not match.parts:
+        return False
+    return _has_name(match.place, match.parts)
 
 
 def _size(place: Place) -> int:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -146,19 +147,23 @@ def _check_all(plan: Plan, strict: bool) -> None:
 def _write(work: ir.Model, plan: Plan, match: Match, group: Sequence[Match], errors: dict[str, float] | None) -> None:
     place, weight = match.place, plan.weight(match)
     if not np.isfinite(weight).all():
-        raise DataError(f"'{shown(match.parts[0].key)}' contains NaN or infinity; use other weights")
+        odd = next((key for key in match.keys if not np.isfinite(plan.source.tensors[key]).all()), match.keys[0])
+        raise DataError(f"'{shown(odd)}' contains NaN or infinity, or makes such weights; use other weights")
     readers = {node for m in group for node in _readers(m.place)}
+    _check_range(place, weight, ir.DataType.FLOAT if is_integer(place) else place.value.dtype)
     if place.layer is None and place.node.op_type == TABLE:
-        error = write_table(work, place.node, weight)
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = write_table(work, place.node, weight)
         _note(errors, place, error)
         return
     if place.layer is None:
         _write_plain(work, place, weight)
         return
     if is_quantised(place.layer):
-        _note(errors, place, write_quantised(work, place.layer, weight, readers=readers))
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = write_quantised(work, place.layer, weight, readers=readers)
+        _note(errors, place, error)
         return
-    _check_range(place, weight, place.layer.weight.dtype)
     write_floats(work, place.layer, weight, readers=readers)
 
 
@@ -168,6 +173,9 @@ def _writer(group: Sequence[Match]) -> Match:
 
 
 def _note(errors: dict[str, float] | None, place: Place, error: float) -> None:
+    """Report the rounding error of a quantised weight; raise DataError if its scales are not finite."""
+    if not np.isfinite(error):
+        raise DataError(f"'{shown(place.name)}' has numbers too large for its scales in the model; use other weights")
     if errors is not None:
         errors[place.module] = error
 
@@ -179,16 +187,18 @@ def _write_plain(work: ir.Model, place: Place, weight: Array) -> None:
         write_integer_bias(work, place.node, weight.reshape(-1))
         return
     new = weight.reshape(tuple(tensor.shape.numpy()))
-    _check_range(place, new, tensor.dtype)
     set_numbers(work, place.value, np.ascontiguousarray(new.astype(tensor.dtype.numpy())))
 
 
 def _check_range(place: Place, weight: Array, dtype: ir.DataType | None) -> None:
-    kind = (dtype or ir.DataType.FLOAT).numpy()
-    if kind == np.float16 and weight.size and float(np.abs(weight).max()) > np.finfo(np.float16).max:
+    """Raise DataError for numbers beyond the floating-point type of a weight in the model."""
+    kind = dtype or ir.DataType.FLOAT
+    if weight.size and float(np.abs(weight).max()) > float(ml_dtypes.finfo(kind.numpy()).max):
+        is_short = kind == ir.DataType.FLOAT16
         raise DataError(
-            f"'{shown(place.name)}' has numbers beyond float16, in which the model stores it; convert the model first",
-            shell="convert the model first: --in-float32",
+            f"'{shown(place.name)}' has numbers beyond {kind.numpy().name}, in which the model stores it; "
+            f"{'convert the model first' if is_short else 'use other weights'}",
+            shell="convert the model first: --in-float32" if is_short else None,
         )
 
 

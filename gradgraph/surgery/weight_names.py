@@ -3,7 +3,8 @@
 Both sides are compared in one form (``as_ours``, and ``final_norm`` for the last normalisation layer). Paths may begin
 differently: ``layers.0.mlp.up_proj`` in a file, ``model.language_model.layers.0.mlp.up_proj`` in a folder. Each pair
 of beginnings has as many votes as weights that it matches, and the pair with the most votes decides. Beginnings never
-contain the number of a layer, and differ in more than a number (``layer1`` is not ``layer2``).
+contain the number of a layer, and differ in more than a number (``layer1`` is not ``layer2``). All layers of a stack
+have one pair, so that a missing weight of an encoder is not read from the decoder.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class TensorNames:
         self._modules: dict[str, list[str]] = defaultdict(list)
         for name in self._keys:
             self._modules[name.rpartition(".")[0]].append(name)
-        votes = self._votes([meaning(name) for name in wanted])
+        own = [meaning(name) for name in wanted]
+        votes = self._votes(own)
         self._pairs = [(pair, count) for pair, count in votes.most_common() if pair != ("", "")]
+        self._best = self._stacks(own)
 
     def _votes(self, wanted: Sequence[str]) -> Counter[tuple[str, str]]:
         tails: dict[str, list[list[str]]] = defaultdict(list)
@@ -75,6 +78,24 @@ class TensorNames:
                 if not (alike or any(part.isdigit() for begin in begins for part in begin.split("."))):
                     votes[begins] += 1
         return votes
+
+    def _stacks(self, wanted: Iterable[str]) -> dict[str, set[tuple[str, str]]]:
+        """Return the pairs of beginnings that match most weights of each stack of layers; ("", "") is preferred."""
+        votes: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        every = {("", ""): 0, **dict(self._pairs)}
+        for name in {*wanted}:
+            votes[_stack(name)].update(pair for pair in every if _moved(name, *pair) in self._keys)
+        best = {}
+        for stack, of_one in votes.items():
+            most = max(((count, every[pair]) for pair, count in of_one.items()), default=(0, 0))
+            chosen = {pair for pair, count in of_one.items() if (count, every[pair]) == most}
+            best[stack] = {("", "")} if of_one["", ""] else chosen
+        return best
+
+    def _fits_stack(self, pair: tuple[str, str], name: str) -> bool:
+        """Whether the layers that a name belongs to are matched by this pair of beginnings."""
+        chosen = self._best.get(_stack(name)) if _stack(name) else None
+        return not chosen or pair in chosen
 
     def find(self, name: str) -> str | None:
         """Return the tensor for the weight ``name``, or None.
@@ -110,12 +131,22 @@ class TensorNames:
             return [name]
         best: list[str] = []
         votes = 0
-        for (own, theirs), count in self._pairs:
+        for pair, count in self._pairs:
             if best and count < votes:
                 break
-            if (moved := f"{theirs}{name[len(own) :]}") in names and name.startswith(own):
+            if (moved := _moved(name, *pair)) in names and self._fits_stack(pair, name):
                 best, votes = [*best, *({moved} - {*best})], count
         return best
+
+
+def _moved(name: str, own: str, theirs: str) -> str:
+    """Return a path that begins with ``theirs`` in place of ``own``; empty if it does not begin with that."""
+    return f"{theirs}{name[len(own) :]}" if name.startswith(own) else ""
+
+
+def _stack(name: str) -> str:
+    """Return the path of the numbered layers that a name belongs to: ``encoder.block`` for ``encoder.block.0.q``."""
+    return name[: found.start()] if (found := re.search(r"\.\d+(\.|$)", name)) else ""
 
 
 def _common_end(one: Sequence[str], other: Sequence[str]) -> int:
