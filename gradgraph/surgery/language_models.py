@@ -74,7 +74,8 @@ def language_model(
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no tokens, and no cache, mask or positions to remove; a state is not a floating-point
+        BuildError: the model has no tokens, and no cache, mask or positions to remove; the mask has more axes than
+            [batch, length]; a state is not a floating-point
             tensor of known sizes, or its meaning is unknown; with ``packed`` the model has attention other than
             GroupQueryAttention; or with a mask that is kept, it counts positions (or mixes tokens) itself, from padding
             on. A model without ``position_ids`` is run on a few random tokens to find out.
@@ -245,6 +246,11 @@ def _sizes(op: Builder, tokens: Var) -> Var:
 
 def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | None) -> None:
     op = editor.op
+    if len(axes := shape_of(mask) or ()) > 2:
+        raise BuildError(
+            f"the input '{shown(mask.name)}' has {len(axes)} axes, so it says which tokens each token attends to, and "
+            "cannot be replaced with ones; export the model with a mask of padding, [batch, length]"
+        )
     one = op.const(1, mask.dtype or ir.DataType.INT64)
     _replace(editor, mask, op.Expand(one, _sizes(op, Var(op, tokens))))
 

@@ -6,7 +6,8 @@ A state is recognised by what the graph does with it, not by its name:
    a recurrence.
 2. Keys and values are joined with those of the new tokens by a Concat, whose result is an output.
 3. Another state, of a convolution or recurrence in standard operators, becomes an output of its shape through
-   operators that are linear in it: shifted, decayed, added to, or carried by a Loop or Scan.
+   operators that are linear in it: shifted, decayed, added to, or carried by a Loop or Scan. Tokens change it: an
+   output that depends on no other input continues no state.
 
 At the start of a text, keys and values are empty, and other states are zero: nothing is added to what follows.
 """
@@ -139,7 +140,7 @@ class _Search:
         while waiting:
             at = waiting.popleft()
             kept = kept or (at if at.kept else None)
-            if at.value is not past and at.value in self._outputs and _continues(past, at):
+            if at.value is not past and at.value in self._outputs and _continues(past, at) and _is_updated(past, at):
                 return State(past, at.value, _growing(past, at), at.filled)
             for new in self._onward(at):
                 if new.value not in seen:
@@ -209,6 +210,30 @@ def _continues(past: ir.Value, at: _Reached) -> bool:
     return len(before) == len(after) and all(
         i == at.joined or a == b or not (isinstance(a, int) and isinstance(b, int)) for i, (a, b) in sizes
     )
+
+
+def _is_updated(past: ir.Value, at: _Reached) -> bool:
+    """Whether the output that was reached depends on another input, too: new tokens change a state.
+
+    An output that is computed from ``past`` alone, such as scaled features of an image, does not continue it.
+    """
+    values, seen = [at.value], {at.value}
+    while not at.kept and values:
+        value = values.pop()
+        node = value.producer()
+        if node is None:
+            if value.is_graph_input() and not value.is_initializer() and value is not past:
+                return True
+            continue
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
+            return True  # what a body reads is not searched
+        new = {v for v in node.inputs if v is not None} - seen
+        seen |= new
+        values += new
+    return at.kept
 
 
 def _growing(past: ir.Value, at: _Reached) -> int | None:

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -269,3 +269,34 @@ def test_rows_of_several_texts_are_refused(kind: str) -> None:
     """A state would carry one text into the next."""
     with pytest.raises(BuildError, match="separated by the attention bias"):
         surgery.language_model(hybrid_models.MODELS[kind](), packed=True)
+
+
+@pytest.mark.parametrize("kind", ["Identity", "Mul", "Transpose"])
+@pytest.mark.parametrize("size", [4, "patches"])
+def test_features_that_are_also_an_output_are_no_state(kind: str, size: int | str) -> None:
+    """Of an image or an encoder: no token changes them, and they are not zero at first."""
+    model = hybrid_models.standard_convolution()
+    nodes = {"Identity": [helper.make_node("Identity", ["features"], ["seen"])],
+             "Mul": [helper.make_node("Mul", ["features", "half"], ["seen"])],
+             "Transpose": [helper.make_node("Transpose", ["features"], ["turned"], perm=[0, 2, 1]),
+                           helper.make_node("Transpose", ["turned"], ["seen"], perm=[0, 2, 1])]}[kind]  # fmt: skip
+    for one in model.graph.node:
+        one.output[:] = ["own" if name == "logits" else name for name in one.output]
+    model.graph.node.extend([*nodes, helper.make_node("ReduceMean", ["seen"], ["bias"], axes=[1, 2]),
+                             helper.make_node("Add", ["own", "bias"], ["logits"])])  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "half"))
+    shape = ["batch", size, CHANNELS]
+    model.graph.input.append(helper.make_tensor_value_info("features", TensorProto.FLOAT, shape))
+    model.graph.output.append(helper.make_tensor_value_info("seen", TensorProto.FLOAT, shape))
+    found = surgery.language_model(model, outputs="logits")
+    assert [value.name for value in found.graph.input] == ["input_ids", "features"]
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.BOOL])
+def test_a_mask_of_queries_and_keys_is_refused(dtype: int) -> None:
+    """Ones in its place would show each token the following ones."""
+    model = hybrid_models.standard_convolution()
+    shape = ["batch", 1, "sequence", "total"]
+    model.graph.input.append(helper.make_tensor_value_info("attention_mask", dtype, shape))
+    with pytest.raises(BuildError, match="'attention_mask' has 4 axes, so it says which tokens each token attends to"):
+        surgery.language_model(model)

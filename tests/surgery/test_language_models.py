@@ -200,7 +200,9 @@ def tiny(inputs: dict[str, tuple[int, list[Any]]]) -> onnx.ModelProto:
     scores = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*inputs["input_ids"][1], 4])
     graph = helper.make_graph(
         [helper.make_node("Gather", ["w", "input_ids"], ["logits"]),
-         *(helper.make_node("Identity", [name], [then]) for name, (then, _, _) in states.items())], "g",
+         helper.make_node("Size", ["input_ids"], ["count"]),
+         helper.make_node("Cast", ["count"], ["is_any"], to=TensorProto.BOOL),
+         *(helper.make_node("Where", ["is_any", name, name], [then]) for name, (then, _, _) in states.items())], "g",
         [helper.make_tensor_value_info(n, kind, shape) for n, (kind, shape) in inputs.items()],
         [scores, *(helper.make_tensor_value_info(*given) for given in states.values())],
         [onnx.numpy_helper.from_array(np.ones((9, 4), np.float32), "w")],
