@@ -128,8 +128,8 @@ def _write(model: Any, out: Path, base: Any, into: Path | None) -> None:
         return
     with explain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    base.copy_beside(into)
     save_model(model, out)
+    base.copy_beside(into)
 
 
 def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:

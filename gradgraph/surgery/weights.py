@@ -162,7 +162,7 @@ def read_weights(path: Path) -> Stored:
         return read_values(path)
     except GradgraphError as error:
         what = f"'{shown(path)}'"
-        problem = error.problem.replace(what, "it")
+        problem = error.problem.replace(f"no file {what}", "no such file").replace(what, "it")
         raise DataError(f"cannot read the weights in {what}: {problem}; use a .safetensors or .npz file") from None
 
 

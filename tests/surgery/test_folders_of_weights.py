@@ -58,6 +58,11 @@ def test_a_tensor_in_two_shards(differs: bool, tmp_path: Path) -> None:
                                       run(Exporter(tensors(1), "float", False).model()))  # fmt: skip
 
 
+def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'.*nowhere': there is no such file; use a \.safetensors"):
+        surgery.load_weights(Exporter(tensors(0), "float", False).model(), tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("form", ["float", "float16", "int4", "int8", "QDQ"])
 @pytest.mark.parametrize("piece", ["q", "k", "v"])
 def test_a_bias_that_is_missing_is_no_zero(piece: str, form: str, tmp_path: Path) -> None:
