@@ -127,8 +127,9 @@ def check_family(folder: Path, source: Pretrained) -> None:
 def _setting(config: Mapping[str, Any], key: str) -> Any:
     """Return a setting; None for a scaling of rotary positions that changes nothing."""
     value = config.get(key)
-    is_plain = key == "rope_scaling" and isinstance(value, Mapping)
-    return None if is_plain and "default" in (value.get("rope_type"), value.get("type")) else value
+    if key == "rope_scaling" and isinstance(value, Mapping):
+        return None if "default" in (value.get("rope_type"), value.get("type")) else value
+    return value
 
 
 def _own_settings(folder: FilePath) -> Mapping[str, Any]:

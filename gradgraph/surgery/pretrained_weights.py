@@ -185,13 +185,11 @@ class Plan:
         if None not in sizes:
             return tuple(Part(key or "") for key in pieces)
         weights = [self._names.find(f"{piece}.weight") for piece in pieces_of(module)]
-        sizes = [0 if key is None else len(self.source.tensors[key]) for key in weights]
-        parts = tuple(
-            Part(key or "", 0, size if key is None else None) for key, size in zip(pieces, sizes, strict=True)
-        )
-        old = np.split(self.stored(Match(place, parts)).reshape(-1), np.cumsum(sizes)[:-1])
+        outputs = [0 if key is None else len(self.source.tensors[key]) for key in weights]
+        parts = tuple(Part(key or "", 0, None if key else size) for key, size in zip(pieces, outputs, strict=True))
+        old = np.split(self.stored(Match(place, parts)).reshape(-1), np.cumsum(outputs)[:-1])
         had = any(numbers.any() for part, numbers in zip(parts, old, strict=True) if not part.key)
-        return () if had or 0 in sizes else parts
+        return () if had or 0 in outputs else parts
 
     def _piece(self, module: str, pack: str, key: str) -> Part:
         """Return the rows of a packed tensor that belong to the layer ``module`` of the model."""
