@@ -61,6 +61,13 @@ def is_order(node: ir.Node) -> bool:
     return known is not None and known.name == NAME
 
 
+def behind_orders(value: ir.Value) -> ir.Value:
+    """Return the value that ``value`` copies through nodes whose only effect is the order of execution."""
+    while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def write_orders(model: ir.Model) -> ir.Model:
     """Replace each ``After`` with standard nodes, in place; ``model`` must not be simplified afterwards."""
     editor = Editor(model)

@@ -86,6 +86,23 @@ def test_weights_and_slots_lie_in_memory_once(make: Make) -> None:
     assert t.state.shared >= once
 
 
+def test_with_a_large_tensor_small_ones_that_wait_for_nothing_lie_in_memory_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the small weight: its update would have to wait for the gradient of the layer before."""
+    gg.frontend.manual_seed(0)
+    net = gg.frontend.export(nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 5)), {"x": ("batch", 12)})
+    step = gg.build(net, "cross_entropy", gg.optim.adamw(1e-2))
+    shared = {}
+    for large in (600, 1000):
+        monkeypatch.setattr(inplace, "LARGE", large)
+        t = opened_trainer(step)
+        t.step(batches(step, 1)[0])
+        shared[large] = t.state.shared
+    small, waits = {s.name for s in step.manifest.state if s.kind in ("parameter", "optimizer")}, {"2.weight"}
+    assert (shared[600], shared[1000]) == (small - waits, frozenset())
+
+
 def test_the_gate_stands_where_onnxruntime_leaves_it(tmp_path: Path) -> None:
     """Onnxruntime makes one Reshape of several that follow each other, and what one of them waits for is lost."""
     model = onnx.parser.parse_model("""

@@ -23,17 +23,12 @@ from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.lifetimes import VIEWS, is_view, known_bytes, owners
-from gradgraph.graph.nodes import is_standard
-from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import is_elementwise
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import copied
 
 LEAST = 1 << 20  # bytes: smaller tensors are not recomputed
 LEAST_OF_ALL = 64 << 20  # total bytes of recomputed tensors below which recomputation does not pay
-# Attention probabilities of short heads are cheap: a product of few terms per number, and a softmax. For heads of 8, a
-# step of Stable Diffusion's U-Net without native kernels takes 1.02 of the time and 0.76 of the memory (Zen 4).
-MOST_HEAD_SIZE = 16
 MOST_NODES = 8  # maximum nodes recomputed per tensor: without a limit, residual sums would lead back to the first block
 _GRADIENT = "grad"
 _LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # scopes of nodes after the forward pass
@@ -66,8 +61,7 @@ def _bytes_at_most(node: ir.Node) -> int:
 
 
 def _is_cheap(node: ir.Node) -> bool:
-    cheap = is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
-    return cheap or is_standard(node, "Softmax") or _makes_scores(node)
+    return is_elementwise(node) or (node.domain, node.op_type) in _CHEAP
 
 
 class Kept:
@@ -111,8 +105,6 @@ class Kept:
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
-        if is_standard(node, "Softmax") and not any(is_standard(n, "MatMul") for way in ways for n in way or ()):
-            return None  # it is cheap only if its scores are recomputed, too
         if is_view(node) and not ways[0]:  # a view of a saved value needs no memory
             return None
         nodes = dict.fromkeys(n for way in ways for n in way or ())
@@ -129,17 +121,6 @@ class Kept:
 def is_late(node: ir.Node) -> bool:
     """Return whether ``node`` was written after the forward pass, by the scope in its name."""
     return (node.name or "").partition("/")[0] in _LATE
-
-
-def _makes_scores(node: ir.Node) -> bool:
-    """Return whether ``node`` computes attention scores of short heads: a product much larger than its factors."""
-    if not is_standard(node, "MatMul"):
-        return False
-    sizes, made = [known_bytes(x) for x in reads(node)], known_bytes(node.outputs[0])
-    terms = (shape_of(node.inputs[0]) or (None,))[-1]
-    if made is None or None in sizes or not isinstance(terms, int) or terms > MOST_HEAD_SIZE:
-        return False
-    return made >= LEAST and made >= 8 * sum(size or 0 for size in sizes)
 
 
 def _readers(y: ir.Value) -> Iterable[ir.Node]:

@@ -16,6 +16,7 @@ from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
     pool_forms,
     softmax_forms,
 )
+from gradgraph.backends.ort_cpu.attention_by_heads import attend_by_heads
 from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
 from gradgraph.backends.ort_cpu.cheap_recomputation import recompute_cheap_values
@@ -35,6 +36,7 @@ SHOWN = Rewrite(show_integer_groups, "onnxruntime fuses the groups again; all ot
 PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rewrites do not see their products")
 HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
 FEW_ROWS = Rewrite(stack_products, "products of few rows read their weight once; forms then see a single product")
+HEADS = Rewrite(attend_by_heads, "scores stay in the cache; forms would see them as a whole")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution before it share passes; forms would split them")
 CHEAP = Rewrite(recompute_cheap_values, "the clean-up, which merges equal nodes, has run, so copies stay")
 NUMBERS = Rewrite(reshape_numbers, "scalars get the rank of the tensors that forms combine them with")
@@ -47,6 +49,7 @@ LOWERING = Lowering(
         HALVES,
         FEW_ROWS,
         Rewrite(share_states, "the forward loop saves what the backward loop needs; forms see neither"),
+        HEADS,
         NORMS,
     ),
     forms=FORMS,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.after import behind_orders
 from gradgraph.backends.ort_cpu.movement_forms import only_reader
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.strided import (
@@ -26,7 +27,6 @@ from gradgraph.backends.ort_native.strided import (
     Sizes,
     Source,
     Strided,
-    behind_orders,
     destinations,
     number,
     scaled,

@@ -6,7 +6,17 @@ from functools import partial
 
 from gradgraph.backends.backend import Layout, Lowering
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_forms
-from gradgraph.backends.ort_cpu.cpu_lowering import CHEAP, FEW_ROWS, HALVES, HIDDEN, NORMS, NUMBERS, PACKED, SHOWN
+from gradgraph.backends.ort_cpu.cpu_lowering import (
+    CHEAP,
+    FEW_ROWS,
+    HALVES,
+    HEADS,
+    HIDDEN,
+    NORMS,
+    NUMBERS,
+    PACKED,
+    SHOWN,
+)
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_native.chains import fuse_chains
@@ -31,6 +41,7 @@ LOWERING = Lowering(
         FEW_ROWS,
         Rewrite(partial(share_states, run_of=run_of), "an LSTM with a kernel is one call forward and one backward"),
         Rewrite(fold_attentions, "scores and probabilities are never written; forms would separate them"),
+        HEADS,
         NORMS,
     ),
     forms=FORMS,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.after import is_order
+from gradgraph.autodiff.after import behind_orders
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
 from gradgraph.graph import shapes
 from gradgraph.graph.shape_inference import shape_of
@@ -120,13 +120,6 @@ class Source:
     def is_like(self, other: Source | None) -> bool:
         """Return whether ``other`` is the same view of the same tensor; factors may differ."""
         return other is not None and self.base is other.base and self.view == other.view
-
-
-def behind_orders(value: ir.Value) -> ir.Value:
-    """Return the value that ``value`` copies through nodes whose only effect is the order of execution."""
-    while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
 
 
 def source(value: ir.Value | None, behind: bool = False) -> Source | None:

@@ -1,8 +1,9 @@
 """Selection of the state tensors that a training session updates in place, according to ``RuntimeOptions.in_place``.
 
-With ``in_place=True``, all tensors for which overwriting is provably safe are updated in place. By default, only large
-tensors are, after the loss was computed and found finite. A step that diverges, or fails before its loss, then leaves
-the state unchanged.
+With ``in_place=True``, all tensors for which overwriting is provably safe are updated in place. By default, in-place
+updates wait until the loss was computed and found finite, so a step that diverges, or fails before its loss, leaves the
+state unchanged. Only updates of large tensors also wait for the tensor's other readers. If there are large tensors,
+smaller ones whose updates need not wait for readers (optimizer state, biases) are updated in place, too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,4 @@ def proven(executed: onnx.ModelProto, next_of: Mapping[str, str], options: Runti
 
     ``executed`` is the graph as onnxruntime executes it; ``next_of``: state tensor → output with its next value.
     """
-    if options.in_place is True:
-        return overwritable(executed, next_of, "")
-    return overwritable(executed, next_of, GATE).intersection(large_of(executed, next_of))
+    return overwritable(executed, next_of, "" if options.in_place is True else GATE)

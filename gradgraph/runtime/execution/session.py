@@ -57,7 +57,8 @@ class RuntimeOptions:
             it, other programs get the processor sooner.
         optimization: onnxruntime's own graph optimization: "none", "basic", "extended" or "all".
         in_place: overwrite state tensors with their next values where this is provably safe (on the CPU), which saves
-            up to half of the memory. "auto" does so for tensors of at least 262,144 elements, after the loss is known
+            up to half of the memory. "auto" does so if there are tensors of at least 262,144 elements: for these, and
+            for smaller ones if it needs no further nodes, such as optimizer state. It does so after the loss is known
             to be finite: a step that diverges, or fails before its loss, leaves the state unchanged, but a later
             failure, such as out of memory, loses it. True does so for all tensors and without waiting: a step that
             fails or diverges loses the state. False keeps two copies of each tensor.
@@ -348,6 +349,7 @@ def create_session(
             )
         )
     annotated = cast("Any", session)
+    annotated._model_bytes = None  # the serialized model, which only onnxruntime's fallback would read again
     annotated.gradgraph_weights = weights  # onnxruntime reads this memory, but does not keep it alive
     annotated.gradgraph_passed = (
         weights if weights is not None and not copied and weights.size >= LEAST_PASSED else None
