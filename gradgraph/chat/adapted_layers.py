@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.chat.chat_recipe import MERGE_NONE, Recipe
 from gradgraph.errors import listed
+from gradgraph.surgery.adapter_kinds import lora_experts
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.layer_kinds import HEAD, ROUTER, Kinds, layers_and_kinds, other_layers
 from gradgraph.surgery.linear_layers import Layer, linear_layers
@@ -20,11 +21,16 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
     The default excludes the head (it computes next-token scores), the routers of mixtures of experts,
     embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, regardless of their names.
     """
+    if recipe.kind == lora_experts.NAME:
+        return list(recipe.target) or ["*"]
     return list(recipe.target) or [layer.name for layer in _by_default(*layers_and_kinds(decoder))]
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Return a sentence with the number of linear layers that get adapters, by kind, and the others."""
+    """Return a sentence with the number of linear layers (or tensors of experts) that get adapters, and the others."""
+    if recipe.kind == lora_experts.NAME:
+        count, of = (len(lora_experts.found(decoder, one)[0]) for one in (adapted_layers(decoder, recipe), "*"))
+        return f"{count} of {of} tensors of experts get adapters"
     every, kinds = layers_and_kinds(decoder)
     names = list(recipe.target) or [layer.name for layer in _by_default(every, kinds)]
     chosen = {layer.node for layer in linear_layers(decoder, names)[0]}
@@ -40,7 +46,12 @@ def reached(decoder: ir.Model, recipe: Recipe) -> str:
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
     """Return the number of weights of the largest layer whose adapter will be merged, or 0."""
-    if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
+    if recipe.merge == MERGE_NONE:
+        return 0
+    if recipe.kind == lora_experts.NAME:
+        experts = lora_experts.found(decoder, adapted_layers(decoder, recipe))[0]
+        return max((one.count * math.prod(one.sizes) for one in experts), default=0)
+    if KINDS[recipe.kind].merge is None:
         return 0
     layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
     return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)

@@ -25,9 +25,11 @@ from gradgraph.errors import ArgumentError, BuildError, listed, shown
 from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
+from gradgraph.surgery.adapter_kinds import lora_experts
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, names_of_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters
+from gradgraph.surgery.expert_files import stored_experts, with_experts
 from gradgraph.surgery.grouped_factors import spread
 from gradgraph.surgery.linear_layers import linear_layers
 from gradgraph.surgery.operation import (
@@ -118,22 +120,38 @@ def save_adapter(
         save_ort_adapter(work, adapters, folder)
         return
     called = _called(names or {}, [adapter.module for adapter in adapters])
-    if is_as_in_peft(work, adapters):
+    of_family = None if family is None else FAMILIES.named(family)
+    experts = [adapter for adapter in adapters if adapter.kind == lora_experts.NAME]
+    adapters = [adapter for adapter in adapters if adapter.kind != lora_experts.NAME]
+    if adapters and is_as_in_peft(work, adapters):
         if called:
             raise BuildError(
                 "PEFT stores the prefixes of all layers as one tensor, without layer names; remove the argument names"
             )
         arrays, config = joined(work, adapters)
-    elif family is not None:
-        arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)
+    elif of_family is not None and adapters:
+        arrays, config = _of_family(work, adapters, of_family, called)
     else:
         arrays, config = _in_one_folder([one for a in adapters for one in _stored_apart(work, a, called)])
+    if experts:
+        more, own = stored_experts(work, experts, _names_of_experts(experts, of_family, called), PREFIX)
+        arrays, config = arrays | more, with_experts(config, own)
     target = FilePath(os.fspath(folder))
     with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # as safetensors requires
     write_atomically(target / WEIGHTS, safetensors.numpy.save(whole, {"format": "pt"}))
     write_atomically(target / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _names_of_experts(experts: Sequence[Adapter], family: Family | None, called: Mapping[str, str]) -> dict[str, str]:
+    """Return the name in the folder of each parameter of experts: as in ``called``, or the family's."""
+    found = {}
+    for adapter in experts:
+        module, point, parameter = adapter.module.rpartition(".")
+        own = module if family is None else as_theirs(module, family)
+        found[adapter.module] = called.get(adapter.module, f"{own}{point}{parameter}")
+    return found
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
@@ -269,9 +287,11 @@ def _in_one_folder(stored: Sequence[tuple[Adapter, dict[str, Array]]]) -> tuple[
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of ``adapter_config.json``; ``ranks`` are the adapters' ranks by module."""
-    first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
+    if not adapters:
+        return {"peft_type": "LORA", "lora_dropout": 0.0, "target_modules": [], **common}
+    first = adapters[0]
     if first.kind == "ia3":
         inward = sorted(a.module for a in adapters if a.side == "in")
         return {"peft_type": "IA3", "target_modules": modules, "feedforward_modules": inward, **common}

@@ -29,9 +29,11 @@ from gradgraph.surgery.adapter_files import (
     is_low_rank,
     stored_names,
 )
+from gradgraph.surgery.adapter_kinds import lora_experts
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, put_all, rested
+from gradgraph.surgery.expert_files import Given, experts_in
 from gradgraph.surgery.grouped_factors import gathered
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 from gradgraph.surgery.operation import (
@@ -108,7 +110,25 @@ def load_adapter(
     if names:
         settings, arrays = _renamed(owners, settings, arrays, names)
     before = adapters_of(work)
+    experts, arrays = experts_in(work, kind, settings, arrays, PREFIX)
     arrays = _take_whole_weights(work, kind, arrays)
+    made = _put_experts(work, experts, name, before) if experts else []
+    if arrays or not experts:
+        made += _put_layers(work, kind, settings, arrays, name, before, folder)
+    write_adapters(work, [*rested(before), *made])
+    return closed(work, model, out)
+
+
+def _put_layers(
+    work: ir.Model,
+    kind: str,
+    settings: Settings,
+    arrays: dict[str, Array],
+    name: str,
+    before: list[Adapter],
+    folder: Path,
+) -> list[Adapter]:
+    """Add the adapters of layers with the tensors ``arrays``; return them."""
     of_peft = settings.peft_type == PREFIX_TYPE
     if not of_peft:
         _check_whole(kind, arrays, folder)
@@ -127,8 +147,19 @@ def load_adapter(
     if of_peft:
         check_counted(made)
     _fill(work, made, arrays, folder)
-    write_adapters(work, [*rested(before), *made])
-    return closed(work, model, out)
+    return made
+
+
+def _put_experts(work: ir.Model, experts: Sequence[Given], name: str, before: list[Adapter]) -> list[Adapter]:
+    """Add adapters to the experts of mixtures, with their tensors; return them."""
+    adaptable(work, [given.layer.name for given in experts], lora_experts.NAME, name, before)
+    wanted = [given.wanted(name) for given in experts]
+    made = put_all(work, [given.layer for given in experts], wanted, np.random.default_rng(0))
+    for given, adapter in zip(experts, made, strict=True):
+        for weight, array in zip(adapter.weights, (given.a, given.b), strict=True):
+            value = value_named(work, weight)
+            set_numbers(work, value, np.ascontiguousarray(array.astype(array_named(work, weight).dtype)))
+    return made
 
 
 def _unwrapped(work: ir.Model, modules: Iterable[str]) -> dict[str, str]:

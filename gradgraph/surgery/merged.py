@@ -116,6 +116,11 @@ def _merge_all(
     chosen = chosen_adapters(work, names, "merge")
     if weights is not None:
         give_weights(work, weights)
+    for adapter in reversed(chosen):  # the newest is next to the readers
+        merge_into = KINDS[adapter.kind].merge_into
+        if merge_into is not None:
+            merge_into(work, adapter, [np.asarray(array_named(work, name)) for name in adapter.weights])
+            done(work)
     for layer, parts in _taken_out(work, chosen):
         _merge(work, layer, parts, requantise, errors)
         done(work)

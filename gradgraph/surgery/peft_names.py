@@ -66,7 +66,7 @@ FAMILIES.add("phi3", Family(packed=tuple(PIECES)))
 FAMILIES.add("phi", Family(output="dense"))
 FAMILIES.add("granitemoehybrid", Family(packed=("gate_up_proj",), others=_OF_GRANITE))
 FAMILIES.add("qwen3_5", Family(others=_OF_MIXERS, root="model.language_model"))
-FAMILIES.add("lfm2", Family(output="out_proj", others=_OF_LFM2))
+FAMILIES.add("lfm2", Family(output="out_proj", others={**_OF_LFM2, ".feed_forward.experts": ".moe.experts"}))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def as_theirs(layer: str, family: Family) -> str:
     for theirs, ours in family.others.items():
         if name.endswith(ours):
             return name.removesuffix(ours) + theirs
-    name = name.replace(".attn.", ".self_attn.").replace(".moe.router", ".mlp.router")
+    name = re.sub(r"\.moe\.(router|experts)", r".mlp.\1", name.replace(".attn.", ".self_attn."))
     return re.sub(r"\.self_attn\.o_proj$", f".self_attn.{family.output}", name)
 
 

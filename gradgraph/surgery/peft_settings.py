@@ -74,7 +74,7 @@ def settings_of(table: Fields) -> Settings:
 
 _READ = frozenset(
     {"alpha_pattern", "feedforward_modules", "lora_alpha", "lora_dropout", "peft_type", "r"}
-    | {"rank_pattern", "use_dora", "use_rslora"}
+    | {"rank_pattern", "target_parameters", "use_dora", "use_rslora"}
     # of prefixes
     | {"num_attention_heads", "num_layers", "num_transformer_submodules", "num_virtual_tokens", "token_dim"}
 )

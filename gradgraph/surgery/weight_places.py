@@ -94,7 +94,7 @@ def _start(value: ir.Value) -> ir.Value:
 def _names_of_layer(layer: Layer) -> tuple[tuple[str, ...], int]:
     """Return the possible paths of a layer's weight, and how many come from the weight's name."""
     start = _start(layer.weight)
-    recorded = [name for name in _recorded(start) if name.endswith(".weight")]
+    recorded = [name for name in recorded_names(start) if name.endswith(".weight")]
     modules = [module.removesuffix(".MatMul") for module in (layer.name, layer.repeats) if module]
     named = _unique([*recorded, *(f"{module}.weight" for module in modules)])
     if recorded or (not is_anonymous(start.name or "") and layer.name != module_of(layer.node)):
@@ -114,7 +114,7 @@ def _bias_of(layer: Layer) -> Place | None:
         return None
     of_weight, own = _names_of_layer(layer)
     modules = [name.rpartition(".")[0] for name in of_weight]
-    named = [*_recorded(start), *([] if is_anonymous(start.name or "") else [start.name or ""])]
+    named = [*recorded_names(start), *([] if is_anonymous(start.name or "") else [start.name or ""])]
     named = [name.replace(".Add.bias", ".bias") for name in named if name.endswith("bias") and "." in name]
     names = _unique([*named, *(f"{module}.bias" for module in modules)])
     names = names if f"{modules[0]}.bias" not in names else _unique([f"{modules[0]}.bias", *names])
@@ -142,11 +142,11 @@ def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tupl
     scope, module = scope_of(reader), module_of(reader)
     if module and name.startswith(f"{module}."):  # as untied weights are called
         name = f"{scope}{name[len(module) :]}"
-    found = _unique([*_recorded(value), *([] if is_anonymous(name) or name.startswith("/") else [name])])
+    found = _unique([*recorded_names(value), *([] if is_anonymous(name) or name.startswith("/") else [name])])
     return _unique([*found, *([f"{scope}.{role or 'weight'}"] if scope else [])]) or (name,), len(found)
 
 
-def _recorded(value: ir.Value) -> list[str]:
+def recorded_names(value: ir.Value) -> list[str]:
     """Return the names of the tensors that PyTorch's exporter computed ``value`` from."""
     return re.findall(r"'([^']*\.[^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
 

@@ -148,7 +148,7 @@ ELSEWHERE = {
     "diou ciou retinanet detr ssd fcos perplexity",
     "finishes of the same name": "precision recall f1 iou balanced_accuracy r2 mcc cohen_kappa explained_variance "
     "roc_auc average_precision",
-    "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 prefix rslora",
+    "kinds that have a form of their own in PEFT's files": "bitfit dora ia3 lora_experts prefix rslora",
     "backends that docstrings recommend": "openvino ort-cpu ort-cpu-native ort-cuda web",
     "a rule that fit follows": "reduce_on_plateau",
     "figures of a tuned language model": "reward_accuracy",

@@ -296,11 +296,20 @@ IN_4_BITS = made(
 )  # fmt: skip
 
 
+OF_EXPERTS = made(  # one of two experts, for all rows
+    [node("Gather", ["first.weight", "chosen"], ["u"]), node("MatMul", ["x", "u"], ["h"]), node("Relu", ["h"], ["r"]),
+     node("Gather", ["last.weight", "chosen"], ["v"]), node("MatMul", ["r", "v"], ["y"])],
+    {"first.weight": floats(2, 8, 16), "last.weight": floats(2, 16, 5), "chosen": np.array([1])}, ["rows", 8],
+    y=[1, "rows", 5],
+)  # fmt: skip
+BASES = {"qalora": IN_4_BITS, "lora_experts": OF_EXPERTS}  # for other kinds: STACKED
+
+
 @pytest.mark.sweep(0.16)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_names_of_each_kind_are_saved_loaded_and_merged_by_themselves(kind: str, tmp_path: Path) -> None:
     prefix = kind == "prefix"
-    stacked = IN_4_BITS if kind == "qalora" else STACKED
+    stacked = BASES.get(kind, STACKED)
     base = surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx") if prefix else stacked
     parts = {"fr": "*layers.0*", "de": "*layers.1*"} if prefix else {"fr": "first", "de": "last"}
     width = stacked.graph.input[0].type.tensor_type.shape.dim[1].dim_value
@@ -331,8 +340,10 @@ def _of(model: onnx.ModelProto, name: str) -> set[str]:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "prefix"])  # of attentions alone
 def test_training_goes_on_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     base, x = LAYERS["MatMulNBits" if kind == "qalora" else "Gemm"], floats(8, 32)
+    if kind == "lora_experts":
+        base, x = OF_EXPERTS, floats(8, 8)
     data = {"x": x, "target": run(base, x) + 1}
-    model = gg.lora(base, "b" if kind == "bitfit" else "w", kind=kind, rank=2)
+    model = gg.lora(base, {"bitfit": "b", "lora_experts": "*"}.get(kind, "w"), kind=kind, rank=2)
 
     def steps(of: onnx.ModelProto, count: int) -> gg.Trainer:
         trainer = gg.Trainer(gg.build(of, "mse", gg.optim.sgd(0.05)), device="cpu")

@@ -149,6 +149,7 @@ EXPRESSIONS = {"rank_pattern": {r"layers\.[1-9]\..*(q|v)_proj": 2, "^model.embed
                "alpha_pattern": {".*embed_tokens": 9, r"^model\.layers\.0\..*v_proj": 20}}  # fmt: skip
 KINDS = {
     "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True},
+    "experts": {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "target_modules": ["q_proj"]},
     "embeddings and heads": EXPRESSIONS | {"target_modules": ["embed_tokens", "lm_head", "q_proj", "v_proj", "o_proj"]},
 }  # fmt: skip
 
@@ -158,7 +159,10 @@ def test_an_adapter_of_peft_goes_both_ways(family: tuple[str, Any, Path], kind: 
     """Trained beside PyTorch, loaded into the file; saved from there, loaded beside PyTorch."""
     peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
     name, network, file = family
-    if kind != "lora" and name not in ("llama", "llama 3", "phi3"):
+    of_experts = ("gpt-oss", "lfm2 moe", "qwen3.5 moe")
+    if kind == "experts" and name not in of_experts:
+        pytest.skip("tried with mixtures of experts")
+    if kind not in ("lora", "experts") and name not in ("llama", "llama 3", "phi3"):
         pytest.skip("other kinds are tried with one family that packs its projections, and one that does not")
     targets = families.PEFT_TARGETS.get(name, "all-linear")
     theirs = with_adapter(network, tmp_path / "theirs", **{"target_modules": targets} | KINDS[kind])
