@@ -119,7 +119,9 @@ def _merge_all(
     for adapter in reversed(chosen):  # the newest is next to the readers
         merge_into = KINDS[adapter.kind].merge_into
         if merge_into is not None:
-            merge_into(work, adapter, [np.asarray(array_named(work, name)) for name in adapter.weights])
+            rounding = merge_into(work, adapter, [array_named(work, name) for name in adapter.weights], requantise)
+            if errors is not None and rounding is not None:
+                errors[adapter.module] = rounding
             done(work)
     for layer, parts in _taken_out(work, chosen):
         _merge(work, layer, parts, requantise, errors)

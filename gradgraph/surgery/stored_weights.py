@@ -247,6 +247,11 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collecti
     for turn in [node for node in reversed(chain) if node.op_type == "Transpose"]:
         weight = weight.transpose(np.argsort(_order(turn, weight.ndim)))
     node = chain[at[0]]
+    _write_dequantised(work, node, weight, readers)
+
+
+def _write_dequantised(work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node]) -> None:
+    """Quantise ``weight``, and store the integers, scales and zero points that a DequantizeLinear reads."""
     stored, points = numbers_of(node.inputs[0]), numbers_of([*node.inputs, None][2])
     if stored is None or stored.dtype not in INTEGER_RANGES:
         raise BuildError(f"'{shown(node.name)}' dequantises computed or unsupported integers; merge it as floats")
@@ -256,6 +261,15 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collecti
     _store(work, node, 1, fitted.scales.reshape(before.scales.shape), readers)
     if points is not None and fitted.points is not None:
         _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()), readers)
+
+
+def write_in_blocks(work: ir.Model, node: ir.Node, weight: Array) -> float:
+    """Quantise the tensor that a DequantizeLinear computes, of any rank; return the error ``‖stored - W‖/‖W‖``."""
+    _write_dequantised(work, node, weight, ())
+    held = numbers_of(node.inputs[0])
+    assert held is not None
+    error = quantiser_of(node).dequantised(held.numpy()) - weight
+    return float(np.linalg.norm(error) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
 def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:

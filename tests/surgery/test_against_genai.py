@@ -303,9 +303,16 @@ def test_the_builder_writes_no_such_file(name: str, tmp_path: Path) -> None:
         families.build(tmp_path / "hf", tmp_path / "out", "fp32", "cpu")
 
 
+BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
+    "attention": {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    "experts": {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", BESIDE_EXPERTS)
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_adapters_learn_through_experts_of_integers(bits: int, device: str, tmp_path: Path) -> None:
+def test_adapters_learn_with_experts_of_integers(bits: int, device: str, part: str, tmp_path: Path) -> None:
     """gpt-oss: PyTorch's losses, where its experts have the numbers of the file; all else is float32 in both."""
     pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
     network = families.write_network("gpt-oss", tmp_path / "hf")
@@ -317,9 +324,19 @@ def test_adapters_learn_through_experts_of_integers(bits: int, device: str, tmp_
             was, weight.data = weight.data, numbers(stored[f"{key}.qweight"], stored[f"{key}.scales"], bits)
             assert 0 < (weight - was).abs().max() < (0.05 if bits == 4 else 0.002)
     np.testing.assert_allclose(scores(families.adapted(file, "gpt-oss"), IDS), of_torch(network, IDS), atol=3e-6)
-    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    theirs = with_adapter(network, tmp_path / "adapter", target_modules=attention)
-    wanted, found = losses(theirs, surgery.load_adapter(file, tmp_path / "adapter"))
+    theirs = with_adapter(network, tmp_path / "adapter", **BESIDE_EXPERTS[part])
+    model = surgery.load_adapter(file, tmp_path / "adapter")
+    np.testing.assert_allclose(scores(model, IDS), of_torch(theirs, IDS), atol=3e-6)
+    if part == "experts":
+        merged, errors = tmp_path / "out" / "merged.onnx", dict[str, float]()
+        surgery.merge_adapters(model, requantise=True, errors=errors, out=merged)
+        assert {n.op_type for n in onnx.load(merged).graph.node} >= {"QMoE"} and len(errors) == 4
+        close = of_torch(theirs, IDS)
+        off = np.abs(scores(families.adapted(merged, "gpt-oss"), IDS) - close).max()
+        assert off < (0.5 if bits == 4 else 0.05) * np.abs(close - of_torch(network, IDS)).max(), off
+        prompt = [IDS[0, :5].tolist()]
+        assert len(Decoder(merged, head_size=16).generated(prompt, (), Sampling(max_tokens=4))[0]) == 4
+    wanted, found = losses(theirs, model)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert wanted[-1] < wanted[0]
 

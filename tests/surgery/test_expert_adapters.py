@@ -30,6 +30,17 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
+def integers(bits: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random integers, and scales: one for two numbers, or with 8 bits one for each row."""
+    rng = np.random.default_rng(bits)
+    return rng.integers(0, 2**bits, shape), rng.random((*shape[:2], shape[2] // 2 if bits == 4 else 1)) * 2 / 2**bits
+
+
+def as_floats(bits: int, numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    scales = scales.astype(np.float32).repeat(numbers.shape[2] // scales.shape[2], 2)
+    return (numbers - 2 ** (bits - 1)) * scales
+
+
 def mixed(gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
     """The mixture in NumPy: SwiGLU experts, the two best of each token by a softmax."""
     scores = X @ ROUTER
@@ -57,6 +68,25 @@ def by_operator() -> onnx.ModelProto:
                activation_beta=0.0, normalize_routing_weights=0)  # fmt: skip
     return model_of([node("MatMul", ["x", "router"], ["s"]), moe],
                     {f"{name}.gate_up_proj.weight": alternating, f"{name}.down_proj.weight": DOWN})  # fmt: skip
+
+
+def in_integers(bits: int) -> onnx.ModelProto:
+    """QMoE, with the numbers of ``BASES``."""
+    name, stored = "model.layers.0.moe.experts", {}
+    for projection, shape in (("gate_up_proj", GATE_UP.shape), ("down_proj", DOWN.shape)):
+        numbers, scales = integers(bits, *shape)
+        if projection == "gate_up_proj":
+            numbers, scales = (np.stack(np.split(a, 2, axis=1), 2).reshape(a.shape) for a in (numbers, scales))
+        packed = numbers[..., ::2] + 16 * numbers[..., 1::2] if bits == 4 else numbers
+        stored[f"{name}.{projection}.qweight"] = packed.astype(np.uint8)
+        stored[f"{name}.{projection}.scales"] = (scales if bits == 4 else scales[..., 0]).astype(np.float32)
+    weights = [f"{name}.gate_up_proj.qweight", f"{name}.gate_up_proj.scales", "",
+               f"{name}.down_proj.qweight", f"{name}.down_proj.scales"]  # fmt: skip
+    blocks = {"block_size": 2} if bits == 4 else {}
+    moe = node("QMoE", ["x", "s", *weights], ["y"], k=CHOSEN, domain="com.microsoft", activation_type="swiglu",
+               swiglu_fusion=1, activation_alpha=1.0, activation_beta=0.0, normalize_routing_weights=0,
+               expert_weight_bits=bits, **blocks)  # fmt: skip
+    return model_of([node("MatMul", ["x", "router"], ["s"]), moe], stored)
 
 
 def by_gathers(turned: bool = False) -> onnx.ModelProto:
@@ -87,7 +117,9 @@ def by_gathers(turned: bool = False) -> onnx.ModelProto:
                             **{n: np.array(v, np.int64) for n, v in numbers.items()}})  # fmt: skip
 
 
-MODELS = {"operator": by_operator, "gathers": by_gathers, "turned": lambda: by_gathers(turned=True)}
+MODELS = {"operator": by_operator, "gathers": by_gathers, "turned": lambda: by_gathers(turned=True),
+          "4 bits": lambda: in_integers(4), "8 bits": lambda: in_integers(8)}  # fmt: skip
+BASES = {f"{bits} bits": tuple(as_floats(bits, *integers(bits, *w.shape)) for w in (GATE_UP, DOWN)) for bits in (4, 8)}
 RANKS = {"gate_up_proj": 2, "down_proj": 3}
 SIZES = {"gate_up_proj": (WIDTH, 2 * HIDDEN), "down_proj": (HIDDEN, WIDTH)}
 SCALES = {"gate_up_proj": 5 / 2, "down_proj": 7 / 3}
@@ -124,26 +156,52 @@ def predicted(model: Any) -> np.ndarray:
 @pytest.mark.parametrize("exchanged", [False, True], ids=["", "before 0.19"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_of_peft_is_its_formula(name: str, exchanged: bool, tmp_path: Path) -> None:
-    base = MODELS[name]()
-    np.testing.assert_allclose(predicted(base), mixed(GATE_UP, DOWN), rtol=1e-4, atol=1e-5)
+    base, (gate_up, down) = MODELS[name](), BASES.get(name, (GATE_UP, DOWN))
+    np.testing.assert_allclose(predicted(base), mixed(gate_up, down), rtol=1e-4, atol=1e-5)
     updates = written(tmp_path, exchanged)
-    wanted = mixed(GATE_UP + updates["gate_up_proj"], DOWN + updates["down_proj"])
-    assert np.abs(wanted - mixed(GATE_UP, DOWN)).max() > 0.5
+    wanted = mixed(gate_up + updates["gate_up_proj"], down + updates["down_proj"])
+    assert np.abs(wanted - mixed(gate_up, down)).max() > 0.5
     model = surgery.load_adapter(base, tmp_path)
     np.testing.assert_allclose(predicted(model), wanted, rtol=1e-4, atol=1e-5)
     merged = surgery.merge_adapters(model)
     assert not merged.metadata_props and len(merged.graph.node) == len(base.graph.node)
     np.testing.assert_allclose(predicted(merged), wanted, rtol=1e-4, atol=1e-5)
     half = surgery.use_adapters(model, {"default": 0.5})
-    wanted = mixed(GATE_UP + updates["gate_up_proj"] / 2, DOWN + updates["down_proj"] / 2)
+    wanted = mixed(gate_up + updates["gate_up_proj"] / 2, down + updates["down_proj"] / 2)
     np.testing.assert_allclose(predicted(half), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_become_integers_again(bits: int, tmp_path: Path) -> None:
+    base, updates, errors = in_integers(bits), written(tmp_path), dict[str, float]()
+    model = surgery.load_adapter(base, tmp_path)
+    merged = surgery.merge_adapters(model, requantise=True, errors=errors)
+    assert [n.op_type for n in merged.graph.node] == ["MatMul", "QMoE"]
+    described = [{a.name: helper.get_attribute_value(a) for a in m.graph.node[-1].attribute} for m in (base, merged)]
+    assert described[0] == described[1]
+    tensors = [{t.name: (t.data_type, *t.dims) for t in m.graph.initializer} for m in (base, merged)]
+    assert tensors[0] == tensors[1]
+    assert len(errors) == 2 and 0 < max(errors.values()) < (0.15 if bits == 4 else 0.02)
+    wanted = mixed(*(w + u for w, u in zip(BASES[f"{bits} bits"], updates.values(), strict=True)))
+    assert np.abs(predicted(merged) - wanted).max() < (0.6 if bits == 4 else 0.05) * np.abs(wanted).max()
+    resting = surgery.merge_adapters(surgery.use_adapters(model, {"default": 0}), requantise=True)
+    assert [t.raw_data for t in resting.graph.initializer] == [t.raw_data for t in base.graph.initializer]
+
+
+def test_integers_with_zero_points_are_refused(tmp_path: Path) -> None:
+    base = in_integers(8)
+    base.graph.node[-1].input.extend([""] * 6 + ["points"])
+    base.graph.initializer.append(numpy_helper.from_array(np.zeros(GATE_UP.shape[:2], np.uint8), "points"))
+    written(tmp_path)
+    with pytest.raises(DataError, match="belongs to a QMoE whose experts have zero points"):
+        surgery.load_adapter(base, tmp_path)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_read_is_written(name: str, tmp_path: Path) -> None:
     written(tmp_path / "theirs")
     model = surgery.load_adapter(MODELS[name](), tmp_path / "theirs")
-    names = {"family": "llama"} if name == "operator" else {"names": {"network.*": "*"}}
+    names = {"names": {"network.*": "*"}} if name in ("gathers", "turned") else {"family": "llama"}
     surgery.save_adapter(model, tmp_path / "ours", **names)
     files = [
         safetensors.numpy.load((tmp_path / n / "adapter_model.safetensors").read_bytes()) for n in ("theirs", "ours")
@@ -160,12 +218,13 @@ def test_what_is_read_is_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_new_adapters_change_nothing_and_learn(name: str) -> None:
+    base = BASES.get(name, (GATE_UP, DOWN))
     model = gg.lora(MODELS[name](), "*experts*", kind="lora_experts", rank=2, alpha=4)
-    np.testing.assert_allclose(predicted(model), mixed(GATE_UP, DOWN), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predicted(model), mixed(*base), rtol=1e-4, atol=1e-5)
     step = gg.build(model, "mse", gg.optim.adam(0.02))
     assert len(step.manifest.trainable) == 4 and all(".lora_" in weight for weight in step.manifest.trainable)
     trainer = gg.Trainer(step, device="cpu")
-    history = trainer.fit({"x": X, "target": mixed(GATE_UP, DOWN)[::-1].copy()}, epochs=40, progress=False)
+    history = trainer.fit({"x": X, "target": mixed(*base)[::-1].copy()}, epochs=40, progress=False)
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     np.testing.assert_allclose(predicted(surgery.merge_adapters(model, trainer.state_dict())), trainer.predict(X),
                                rtol=1e-4, atol=1e-4)  # fmt: skip

@@ -35,8 +35,9 @@ class Kind:
         bias: a function of adapter, bias and trained tensors that returns the merged bias; None if merging keeps it.
         offsets: a function of adapter and trained tensors that returns the number added to the weights of each block of
             a quantised weight, (outputs, blocks); None for kinds that do not merge in this way.
-        merge_into: a function of model, adapter and trained tensors that merges the adapter, in place of ``merge``, for
-            kinds whose weights are not those of linear layers.
+        merge_into: a function of model, adapter, trained tensors and whether to quantise again, that merges the
+            adapter, in place of ``merge``, for kinds whose weights are not those of linear layers; returns the rounding
+            error, or None if nothing was rounded.
         layers: a function of model and target that returns the parts of the model that can have an adapter, and for
             other matches the reason why they cannot.
         finish: a function of model, layers and adapters that is called once after all adapters have been added, and
@@ -56,7 +57,7 @@ class Kind:
     merge: Callable[[Adapter, Array, list[Array]], Array] | None = None
     bias: Callable[[Adapter, Array, list[Array]], Array] | None = None
     offsets: Callable[[Adapter, list[Array]], Array] | None = None
-    merge_into: Callable[[ir.Model, Adapter, list[Array]], None] | None = None
+    merge_into: Callable[[ir.Model, Adapter, list[Array], bool], float | None] | None = None
     layers: Callable[..., tuple[list[Any], list[str]]] = linear_layers
     finish: Callable[..., list[Adapter]] | None = None
     adds: bool = False

@@ -7,6 +7,7 @@ them are gathered by expert and multiplied, as PyTorch's exporter writes it. PEF
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,22 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
+from gradgraph.surgery import integer_experts
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.low_rank import FACTORS, factor
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import drawn
-from gradgraph.surgery.operation import matched, numbers_of, set_numbers, value_named
+from gradgraph.surgery.operation import add_weight, matched, numbers_of, set_numbers, value_named
+from gradgraph.surgery.stored_weights import quantiser_of, write_in_blocks
 from gradgraph.surgery.weight_places import recorded_names
 
 Array = np.ndarray[Any, Any]
 NAME = "lora_experts"
-_PLACES = (2, 4, 6)  # the weights among the inputs of an MoE
-_WEIGHT = ".weight"
+_WEIGHT = re.compile(r"\.q?weight$")
+_OPERATORS = {"MoE": integer_experts.IN_MOE, "QMoE": integer_experts.IN_QMOE}  # and the inputs with their weights
+_FIRST = 2  # the input of MoE and QMoE with the weights of the first projection
+_KEPT = ("Add", "DequantizeLinear")  # nodes between a stored tensor and its reader
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Experts:
     """The weights of all experts of one projection.
 
     Attributes:
-        node: the node that reads them: MoE, Gather or GatherND.
+        node: the node that reads them: MoE, QMoE, Gather or GatherND.
         place: the index of the weights among its inputs.
         stored: the stored tensor; ``node`` may read it with earlier adapters added.
         inputs_first: whether the tensor is (experts, inputs, outputs) rather than (experts, outputs, inputs).
@@ -59,7 +64,7 @@ class Experts:
     def name(self) -> str:
         """The path of the parameter, such as ``model.layers.0.mlp.experts.gate_up_proj``."""
         recorded = recorded_names(self.stored)
-        return (recorded[0] if len(recorded) == 1 else self.stored.name or "").removesuffix(_WEIGHT)
+        return _WEIGHT.sub("", recorded[0] if len(recorded) == 1 else self.stored.name or "")
 
     @property
     def names(self) -> list[str]:
@@ -89,6 +94,8 @@ class Experts:
         tensor = numbers_of(self.stored)
         assert tensor is not None
         experts, first, second = map(int, tensor.shape.numpy())
+        if self.kind == "QMoE":
+            second = second * 8 // integer_experts.bits_of(self.node, integer_experts.IN_QMOE.index(self.place))
         return experts, first, second
 
     @property
@@ -99,23 +106,24 @@ class Experts:
         too (gpt-oss), add β = 1.
         """
         get = self.node.attributes.get_int
-        alternate = self.kind == "MoE" and self.place == _PLACES[0] and get("swiglu_fusion", 0) == 1
+        alternate = self.kind in ("MoE", "QMoE") and self.place == _FIRST and get("swiglu_fusion", 0) == 1
         return alternate and self.node.attributes.get_float("activation_beta", 0.0) == 0
 
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Experts], list[str]]:
     """Return the experts whose parameter, tensor or node matches names or globs; and why other matches are excluded."""
-    every = {id(one.stored): one for one in _experts(work)}.values()
-    integers = [node for node in work.graph if node.op_type == "QMoE" and node.domain == "com.microsoft"]
-    others = [([*(v.name or "" for v in node.inputs if v is not None), node.name or ""],
-               f"'{node.name}' is a QMoE, whose experts are stored as integers") for node in integers]  # fmt: skip
-    return matched(target, ((one.names, one) for one in every)), matched(target, others)
+    every = matched(target, ((one.names, one) for one in {id(one.stored): one for one in _experts(work)}.values()))
+    opset = work.opset_imports.get("", 0)
+    others = {id(one): integer_experts.why_not(one.node, opset) for one in every if one.kind == "QMoE"}
+    return [one for one in every if not others.get(id(one))], [
+        f"'{one.name}' belongs to a QMoE {others[id(one)]}" for one in every if others.get(id(one))
+    ]
 
 
 def _experts(work: ir.Model) -> Iterator[Experts]:
     for node in work.graph:
-        if node.op_type == "MoE" and node.domain == "com.microsoft":
-            places, inputs_first = _PLACES, False
+        if node.op_type in _OPERATORS and node.domain == integer_experts.DOMAIN:
+            places, inputs_first = _OPERATORS[node.op_type], False
         elif _gathers_experts(node):
             places, inputs_first = (0,), _is_second_factor(node.outputs[0])
         else:
@@ -140,10 +148,9 @@ def _stored(value: ir.Value | None) -> ir.Value | None:
     """Return the stored tensor [experts, …, …] that ``value`` is, perhaps with adapters added; otherwise None."""
     while value is not None and not value.is_initializer():
         node = value.producer()
-        value = node.inputs[0] if node is not None and node.op_type == "Add" and not node.domain else None
+        value = node.inputs[0] if node is not None and node.op_type in _KEPT and not node.domain else None
     tensor = numbers_of(value)
-    is_weight = tensor is not None and tensor.dtype.is_floating_point() and tensor.shape.rank() == 3
-    return value if is_weight else None
+    return value if tensor is not None and tensor.shape.rank() == 3 else None
 
 
 def _is_second_factor(gathered: ir.Value) -> bool | None:
@@ -164,8 +171,10 @@ def put(work: ir.Model, layer: Experts, wanted: Adapter, rng: np.random.Generato
     """Add ``s·B·A`` to the weights that the readers of a tensor read; return the adapter with its tensors' names."""
     if wanted.dropout:
         raise BuildError(f"adapters of kind {NAME} have no dropout, as they change weights; remove dropout")
+    if layer.kind == "QMoE":
+        layer = _as_floats(work, layer)
     old, (inputs, outputs) = layer.value, layer.sizes
-    dtype = layer.stored.dtype or ir.DataType.FLOAT
+    dtype = old.dtype or layer.stored.dtype or ir.DataType.FLOAT
     writer = Writer(work, layer.node, wanted, dtype)
     a = writer.weight("lora_A", drawn(rng, (layer.count, wanted.rank, inputs), inputs, dtype))
     b = writer.weight("lora_B", np.zeros((layer.count, outputs, wanted.rank)))
@@ -181,8 +190,18 @@ def put(work: ir.Model, layer: Experts, wanted: Adapter, rng: np.random.Generato
     return wanted.put_at(new.name or "", a, b)
 
 
-def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array]) -> None:
+def _as_floats(work: ir.Model, layer: Experts) -> Experts:
+    """Return the experts of a QMoE as read by the MoE that replaces it."""
+    if layer.node.graph is not None:  # otherwise it was replaced for another projection
+        integer_experts.write_floats(work, layer.node)
+    name = layer.stored.name
+    return next(one for one in _experts(work) if one.stored.name == name)
+
+
+def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array], requantise: bool) -> float | None:
     """Add the update to the stored tensor, and remove the nodes of the adapter.
+
+    Integers become floats, unless ``requantise`` is set; the rounding error ``‖stored - W‖/‖W‖`` is then returned.
 
     Raises:
         BuildError: the nodes of the adapter were changed.
@@ -202,11 +221,21 @@ def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array]) -> None:
     a, b = (np.asarray(array, np.float64) for array in factors)
     delta = adapter.scale * adapter.weight * (b @ a)
     inputs_first = product.inputs[0] is not value_named(work, adapter.weights[1])
-    numbers = tensor.numpy()
+    source = next((use.node for use in stored.uses() if use.node.op_type == "DequantizeLinear"), None)
+    numbers = tensor.numpy() if source is None else quantiser_of(source).dequantised(tensor.numpy())
     whole = numbers.astype(np.float64) + (delta.swapaxes(1, 2) if inputs_first else delta)
-    set_numbers(work, stored, whole.astype(numbers.dtype))
     replace_value(result, added.inputs[0])
     discard(added)
+    if source is None:
+        set_numbers(work, stored, whole.astype(numbers.dtype))
+    elif requantise:
+        rounding = write_in_blocks(work, source, whole)
+        integer_experts.write_integers(work)
+        return rounding
+    else:
+        dtype = (source.outputs[0].dtype or ir.DataType.FLOAT).numpy()
+        replace_value(source.outputs[0], add_weight(work, f"{adapter.module}.merged", whole.astype(dtype)))
+    return None
 
 
 KINDS.add(
