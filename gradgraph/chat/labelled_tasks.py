@@ -25,7 +25,7 @@ from gradgraph.chat.folder_tasks import OF_TOKENS, check_task
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
 from gradgraph.data.record.data_names import DataNames
-from gradgraph.data.record.label_names import CONFIG, LABELS
+from gradgraph.data.record.label_names import CONFIG, LABELS, names_beside
 from gradgraph.data.texts.tokenizer import LONGEST, NAME, Tokenizer
 from gradgraph.errors import ArgumentError, DataError, GradgraphError, listed, shown
 from gradgraph.files.atomic import write_atomically
@@ -185,6 +185,8 @@ def _run(
     texts: dict[str, Any] = {name: columns[name] for name in _TEXTS if name in columns}
     usual = Tokenizer(base.path / NAME, inside=True).longest or LONGEST
     texts["length"] = longest_of(base, recipe, usual)
+    if base.described.get("problem_type") == _MULTI_LABEL and (named := names_beside(base.model).classes):
+        texts["classes"] = list(next(iter(named.values())))
     place = out / TRAINING
     run = Run(
         base.model, data=data, validation=validation, tokenizer=base.path / NAME, text=texts,

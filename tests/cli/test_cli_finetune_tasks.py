@@ -17,7 +17,7 @@ import pytest
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.chat.chat_recipe import LABELLED
-from gradgraph.errors import ArgumentError, DataError, OutputError
+from gradgraph.errors import ArgumentError, DataError, OutputError, UnmatchedError
 from gradgraph.frontend import nn
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
@@ -159,10 +159,21 @@ def test_several_labels_of_a_text_are_trained_by_binary_cross_entropy(texts: Pat
     x, y = np.array(scores, np.float64), np.array(MANY * 8, np.float64)
     wanted = np.mean(np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y)
     np.testing.assert_allclose(found.history["loss"][0], wanted, rtol=1e-5)
-    Path("odd.jsonl").write_text(json.dumps({"text": "a", "label": ["bad", "good"]}) + "\n")
-    with pytest.raises(DataError, match=r"has \['bad', 'good'\] for a text, .* use lists of 3 numbers"):
-        gg.finetune("bert", "odd.jsonl", "odd", task="text-classification", progress=False)
-    assert not Path("odd").exists()
+    options: dict[str, Any] = {"task": "text-classification", "epochs": 1, "batch_size": 24, "progress": False}
+    named = [{"text": row["text"], "label": [n for n, one in zip(LABELS, row["label"], strict=True) if int(one)]}
+             for row in rows]  # fmt: skip
+    Path("named.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
+    assert gg.finetune("bert", "named.jsonl", "named", **options).history["loss"] == found.history["loss"]
+    for odd, says in (([1, 0], r"has \[1, 0\] for a text, .* use lists of 3 numbers"), ("good", "not numbers"),
+                      (["good", "new"], "has the new class 'new'; the model has 'bad', 'good', 'mixed'"),
+                      (["good", 1], "use lists of 3 numbers")):  # fmt: skip
+        Path("odd.jsonl").write_text(json.dumps({"text": "a", "label": odd}) + "\n")
+        with pytest.raises((DataError, UnmatchedError), match=says):
+            gg.finetune("bert", "odd.jsonl", "odd", task="text-classification", progress=False)
+        assert not Path("odd").exists()
+    (texts / "config.json").write_text(json.dumps({**config, "id2label": {str(i): f"LABEL_{i}" for i in range(3)}}))
+    with pytest.raises(DataError, match=r"has lists of names, but .* its 3 classes have no names"):
+        gg.finetune("bert", "named.jsonl", "odd", task="text-classification", progress=False)
 
 
 OTHERS = {"feature-extraction": {"last_hidden_state": 3}, "fill-mask": {"logits": 3}}

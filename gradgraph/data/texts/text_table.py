@@ -286,7 +286,8 @@ class TextTable(Loadable):
             if values and isinstance(values[0], LISTS):
                 width = None if takes_labels(target) or len(target.shape) != 2 else target.shape[1]
                 if isinstance(width, int):
-                    return _several(values, target, width, form.label), Classes()
+                    names = classes.names if classes is not None and classes.names else own
+                    return _several(values, target, width, form.label, names), Classes()
                 raise DataError(
                     f"the column '{shown(form.label)}' has a list of labels for each text, but the model expects one "
                     f"label ({target}); use a model that labels tokens, or one label for each text"
@@ -403,7 +404,8 @@ def table(
             default the one named like the step's target, or ``label``.
         length: maximum number of tokens; longer texts are truncated. By default the limit of the model or tokenizer, or
             else 512.
-        classes: the class names for integer labels in this table: the first for 0, and so on.
+        classes: the class names for integer labels in this table: the first for 0, and so on; or for lists of names,
+            the classes of the model in order.
         multiple: pad batches to a multiple of this number of tokens, since memory is planned anew for each shape.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.
 
@@ -448,8 +450,16 @@ def labels_of(
     return labelled(array, spec, known, f"the column '{shown(column)}'", own=own)
 
 
-def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str) -> Array:
-    """Return lists of ``width`` numbers as an array [texts, width]; raise DataError for any other value."""
+def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str, classes: Sequence[str]) -> Array:
+    """Return several labels per text as an array [texts, width]: lists of numbers, or of names among ``classes``.
+
+    Raises:
+        UnmatchedError: a name is not among ``classes``.
+        DataError: a value is neither, or there are no ``classes`` for names.
+    """
+    named = {name for each in values if isinstance(each, LISTS) for name in each}
+    if named and all(isinstance(name, str) and number_of(name) is None for name in named):
+        return _of_names(values, spec, width, column, classes)
     found = np.zeros((len(values), width), numpy_dtype(spec.dtype))
     for i, each in enumerate(values):
         numbers = [number_of(value) for value in each] if isinstance(each, LISTS) else []
@@ -459,6 +469,26 @@ def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str) -
                 f"of {width} numbers (for several classes per text: 1 for each of its classes, 0 for the others)"
             )
         found[i] = numbers
+    return found
+
+
+def _of_names(values: Sequence[Any], spec: TargetSpec, width: int, column: str, classes: Sequence[str]) -> Array:
+    if len(classes) != width:
+        raise DataError(
+            f"the column '{shown(column)}' has lists of names, but the model expects {spec}, and its {width} classes "
+            "have no names",
+            remedy=f"pass classes=[…] in the order of the model, or use lists of {width} numbers",
+            shell=f"name them in id2label of the model's config.json, or use lists of {width} numbers",
+        )
+    places, found = {name: i for i, name in enumerate(classes)}, np.zeros((len(values), width), numpy_dtype(spec.dtype))
+    for i, each in enumerate(values):
+        for name in each if isinstance(each, LISTS) else [each]:
+            if name not in places:
+                raise UnmatchedError(
+                    f"the column '{shown(column)}' has the new class '{shown(name)}'; the model has {listed(classes)}; "
+                    "drop such labels, or use the class names of the model"
+                )
+            found[i, places[name]] = 1
     return found
 
 
