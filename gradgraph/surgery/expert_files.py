@@ -25,7 +25,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapter_kinds.lora_experts import Experts
 from gradgraph.surgery.operation import array_named
 from gradgraph.surgery.peft_names import as_ours
-from gradgraph.surgery.peft_settings import CONFIG, Settings, own_number
+from gradgraph.surgery.peft_settings import CONFIG, Settings, own_number, pattern_of
 
 Array = np.ndarray[Any, Any]
 TARGETS, VERSION = "target_parameters", "peft_version"
@@ -243,10 +243,12 @@ def with_experts(config: Mapping[str, Any], experts: Mapping[str, tuple[int, flo
     usual = next(iter(experts.values()))[0]
     base = {"r": usual, "lora_alpha": usual * 2.0, "rank_pattern": {}, "alpha_pattern": {}, **config}
     spread = KINDS["rslora" if base.get("use_rslora") else "lora"].spread
-    alphas = {name: scale * spread(rank) for name, (rank, scale) in experts.items()}
+    every = [*base["target_modules"], *experts]
+    ranks = {pattern_of(name, every): rank for name, (rank, _) in experts.items() if rank != base["r"]}
+    alphas = {pattern_of(name, every): scale * spread(rank) for name, (rank, scale) in experts.items()}
     return {
         **base,
-        "rank_pattern": base["rank_pattern"] | {n: rank for n, (rank, _) in experts.items() if rank != base["r"]},
+        "rank_pattern": base["rank_pattern"] | ranks,
         "alpha_pattern": base["alpha_pattern"] | {n: a for n, a in alphas.items() if a != base["lora_alpha"]},
         TARGETS: sorted(experts),
         VERSION: _OWN_VERSION,
