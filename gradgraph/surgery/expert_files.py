@@ -89,7 +89,7 @@ def experts_in(
         module = _module_of(parent, theirs)
         if module is None:
             continue
-        factors = [tuple(arrays[f"{key}.{part}"] for part in KINDS[kind].parts[:2]) for key in theirs[module]]
+        factors = [(arrays[f"{key}.lora_A.weight"], arrays[f"{key}.lora_B.weight"]) for key in theirs[module]]
         found += _assigned(layers, factors, module, kind, settings)
         used |= {f"{key}.{part}" for key in theirs[module] for part in KINDS[kind].parts[:2]}
     reached = {given.layer.name.rpartition(".")[2] for given in found}
@@ -139,7 +139,7 @@ def _module_of(parent: str, theirs: Iterable[str]) -> str | None:
 
 
 def _assigned(
-    layers: Sequence[Experts], factors: Sequence[Sequence[Array]], module: str, kind: str, settings: Settings
+    layers: Sequence[Experts], factors: Sequence[tuple[Array, Array]], module: str, kind: str, settings: Settings
 ) -> list[Given]:
     """Return the pairs of factors of a module, each with the parameter whose sizes fit; in PEFT's order if several do.
 
@@ -148,8 +148,8 @@ def _assigned(
     """
     for chosen in itertools.islice(itertools.permutations(layers, len(factors)), _MOST_ORDERS):
         pairs = list(zip(chosen, factors, strict=True))
-        if all(_fits(layer, *pair) for layer, pair in pairs):
-            return [_given(layer, *pair, module, kind, settings) for layer, pair in pairs]
+        if all(_fits(layer, a, b) for layer, (a, b) in pairs):
+            return [_given(layer, a, b, module, kind, settings) for layer, (a, b) in pairs]
     sizes = listed([f"{a.shape} and {b.shape}" for a, b in factors], 3)
     raise DataError(
         f"the adapters of '{shown(module)}' have the sizes {sizes}, which do not fit the experts of the model; use the "

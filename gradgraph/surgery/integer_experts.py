@@ -102,9 +102,10 @@ def _is_ours(node: ir.Node) -> bool:
     if node.op_type != "DequantizeLinear" or node.domain or len(node.inputs) < 3:
         return False
     numbers, points = numbers_of(node.inputs[0]), numbers_of(node.inputs[2])
-    bits = None if numbers is None else next((b for b, dtype in _TYPES.items() if dtype == numbers.dtype), None)
-    fits = bits is not None and numbers is not None and numbers.shape.rank() == 3 and points is not None
-    return fits and bool((points.numpy().astype(np.int64) == 2 ** ((bits or 1) - 1)).all())
+    if numbers is None or points is None or numbers.shape.rank() != 3:
+        return False
+    bits = next((b for b, dtype in _TYPES.items() if dtype == numbers.dtype), None)
+    return bits is not None and bool((points.numpy().astype(np.int64) == 2 ** (bits - 1)).all())
 
 
 def _write_integers(work: ir.Model, node: ir.Node, sources: dict[int, ir.Node]) -> None:

@@ -123,7 +123,8 @@ def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Experts], l
 def _experts(work: ir.Model) -> Iterator[Experts]:
     for node in work.graph:
         if node.op_type in _OPERATORS and node.domain == integer_experts.DOMAIN:
-            places, inputs_first = _OPERATORS[node.op_type], False
+            places: Sequence[int] = _OPERATORS[node.op_type]
+            inputs_first: bool | None = False
         elif _gathers_experts(node):
             places, inputs_first = (0,), _is_second_factor(node.outputs[0])
         else:
