@@ -69,10 +69,8 @@ PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "whisper": ("Whisper", SMALL | {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 64}),
 }  # fmt: skip
 FAMILIES = DECODERS | PAIRS
-# layers without adapters of PEFT, and types of models: PEFT refuses out_proj, the module reads the weight of dt_proj
-# itself, and PEFT adapts the tensors of experts instead of the others
-NOT_FOR_PEFT = {"out_proj": ("falcon_h1", "mamba", "mamba2", "nemotron_h"), "dt_proj": ("mamba",),
-                **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), ("deepseek_v3", "qwen3_next"))}  # fmt: skip
+# layers without adapters, and types of models: PEFT refuses out_proj, and a module reads the weight of dt_proj itself
+NOT_FOR_PEFT = {"out_proj": ("falcon_h1", "mamba", "mamba2", "nemotron_h"), "dt_proj": ("mamba",)}
 FIXED = "¹"  # marks families whose number of tokens the exporter fixes
 WRAPPER = "network."  # of all layers in the files: the exported module returns the logits of ``network``
 
