@@ -232,3 +232,16 @@ def test_what_a_task_does_not_take(what: str, texts: Path, cli: Cli) -> None:
     assert what == "no tokenizer" or "--column label=opinion" in ran.err
     assert not Path("tuned").exists()
     shutil.rmtree(texts)
+
+
+@pytest.mark.parametrize("with_another", [True, False])
+@pytest.mark.parametrize("classes", [LABELS, ("p", "q", "r")], ids=["of the model", "new"])
+def test_the_column_of_labels_is_the_chosen_one(classes: tuple[str, ...], with_another: bool, texts: Path) -> None:
+    """Whatever its classes are called, and whether another column has the usual name."""
+    other = {"label": LABELS[0]} if with_another else {}
+    rows = [{"text": text, **other, "stars": classes[LABELS.index(label)]} for _, text, label in ROWS]
+    Path("stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gg.finetune("bert", "stars.jsonl", "tuned", task="text-classification", batch_size=24, epochs=1,
+                        columns={"text": "text", "label": "stars"}, progress=False)  # fmt: skip
+    np.testing.assert_allclose(found.history["loss"], of_torch(texts / "model.onnx", 1, 1e-3), rtol=1e-5)
+    assert [*json.loads(Path("tuned/config.json").read_text())["id2label"].values()] == [*classes]

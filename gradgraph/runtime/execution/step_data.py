@@ -141,7 +141,7 @@ class StepData:
             if self._progress().steps or self.names.preprocess is not None:
                 raise
             log.warning("%s; training starts with the new names", error.problem)
-            source = self.source(data, order, steps, NO_NAMES)
+            source = self._with_new_names(data, order, steps)
         if source.rows is not None and source.rows < order.ranks:
             raise DataError(
                 f"the data have {counted(source.rows, 'sample')}, fewer than the {order.ranks} ranks; start fewer ranks"
@@ -149,6 +149,20 @@ class StepData:
         if order.ranks > 1 and isinstance(source, Columns):
             self.check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})
         return source
+
+    def _with_new_names(self, data: Any, order: Order, steps: tuple[str, ...] | None) -> Source:
+        """Return training data with new class names and, if necessary, new columns.
+
+        Known columns are kept if the data have them, those of targets first: the user may have chosen them.
+        """
+        known, targets = self.known, {target.name for target in self._manifest.targets}
+        chosen = {name: columns for name, columns in known.columns.items() if name in targets}
+        for names in (replace(known, classes={}, numbered=()), DataNames(columns=chosen)):
+            try:
+                return self.source(data, order, steps, names)
+            except UnmatchedError:
+                continue
+        return self.source(data, order, steps, NO_NAMES)
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
         """Return data for evaluation as a source of batches, without augmentation and unshuffled.
