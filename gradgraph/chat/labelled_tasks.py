@@ -21,7 +21,7 @@ from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
 from gradgraph.chat.fitting import last_row
-from gradgraph.chat.folder_tasks import OF_TOKENS, check_task
+from gradgraph.chat.folder_tasks import OF_TEXTS, OF_TOKENS, check_task
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
 from gradgraph.data.record.data_names import DataNames
@@ -201,15 +201,24 @@ def _run(
     return replace(run, build={**run.build, "optimizer": optimizer_of(recipe, total)})
 
 
+def _of_several_labels() -> losses.Loss:
+    """Return the binary cross entropy of a number from 0 to 1 per class."""
+    loss = losses.bce_with_logits()
+    (target,) = loss.targets
+    return replace(loss, targets=(replace(target, spec=lambda outputs: target.spec(outputs)._replace(most=1)),))
+
+
 def _scores(base: ModelFolder, recipe: Recipe) -> dict[str, Any]:
     """Return the loss and the metrics of a task."""
-    problem = base.described.get("problem_type")
+    named = base.described.get(LABELS)
+    is_number = recipe.task == OF_TEXTS and isinstance(named, Mapping) and len(named) == 1  # as for transformers
+    problem = base.described.get("problem_type") or (_REGRESSION if is_number else None)
     if problem in (_REGRESSION, _MULTI_LABEL) and recipe.label_smoothing:
         raise ArgumentError(f"label smoothing applies to classes, but the model's problem_type is {problem}; omit it")
     if problem == _REGRESSION:
         return {"loss": losses.mse()}
     if problem == _MULTI_LABEL:
-        return {"loss": losses.bce_with_logits()}
+        return {"loss": _of_several_labels()}
     if recipe.task == OF_TOKENS:
         return {"loss": losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1)}
     return {"loss": losses.cross_entropy(label_smoothing=recipe.label_smoothing), "metrics": [metrics.accuracy()]}

@@ -32,9 +32,9 @@ CONFIG = {"id2label": dict(enumerate(LABELS)), "model_type": "bert", "vocab_size
 
 
 class Classifier(nn.Module):
-    def __init__(self, of_tokens: bool) -> None:
+    def __init__(self, of_tokens: bool, outputs: int = len(LABELS)) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(98, WIDTH), nn.Linear(WIDTH, len(LABELS))
+        self.words, self.head = nn.Embedding(98, WIDTH), nn.Linear(WIDTH, outputs)
         self.of_tokens = of_tokens
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
@@ -44,13 +44,13 @@ class Classifier(nn.Module):
         return self.head((x * seen).sum(1) / seen.sum(1))
 
 
-def written(folder: Path, task: str) -> Path:
+def written(folder: Path, task: str, outputs: int = len(LABELS)) -> Path:
     """A folder as optimum writes it."""
     frontend.manual_seed(0)
     of_tokens = task.startswith("token")
     inputs = {n: frontend.Input(("rows", "tokens"), "int64") for n in ("input_ids", "attention_mask")}
     folder.mkdir()
-    onnx.save(frontend.export(Classifier(of_tokens), inputs, outputs=["logits"]), folder / "model.onnx")
+    onnx.save(frontend.export(Classifier(of_tokens, outputs), inputs, outputs=["logits"]), folder / "model.onnx")
     small_folder.tokenizer().save(str(folder / "tokenizer.json"))
     kind = "BertForTokenClassification" if of_tokens else "BertForSequenceClassification"
     (folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": [kind]}))
@@ -245,3 +245,44 @@ def test_the_column_of_labels_is_the_chosen_one(classes: tuple[str, ...], with_a
                         columns={"text": "text", "label": "stars"}, progress=False)  # fmt: skip
     np.testing.assert_allclose(found.history["loss"], of_torch(texts / "model.onnx", 1, 1e-3), rtol=1e-5)
     assert [*json.loads(Path("tuned/config.json").read_text())["id2label"].values()] == [*classes]
+
+
+WRONG = {  # problem type, labels, and what the error says
+    "a class index among labels by class": ("multi_label_classification", [0, 1, 2], r"contains 2\.0 .* from 0 to 1"),
+    "a negative label": ("multi_label_classification", [0, -1, 0], r"contains -1\.0 .* from 0 to 1"),
+    "an infinite label by class": ("multi_label_classification", [0, "inf", 0], "use lists of 3 numbers"),
+    "an infinite number": ("regression", [0.5, "inf", 2], "use lists of 3 numbers"),
+    "NaN as text": ("regression", [0.5, "nan", 2], "use lists of 3 numbers"),
+    "a fraction of a class": (None, 0.5, r"contains 0\.5, which is not a class"),
+    "a list of one label": (None, ["good"], "has a list of labels for each text, but the model expects one"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_labels_that_make_no_sense_are_refused(what: str, texts: Path) -> None:
+    problem, label, says = WRONG[what]
+    config = json.loads((texts / "config.json").read_text()) | ({"problem_type": problem} if problem else {})
+    (texts / "config.json").write_text(json.dumps(config | {"id2label": {}}))
+    good = 1 if problem is None else [0, 1, 1]
+    rows = [{"text": f"a {i}", "label": label if i == 1 or isinstance(label, list) else good} for i in range(4)]
+    Path("odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=says):
+        gg.finetune("bert", "odd.jsonl", "odd", task="text-classification", progress=False)
+    assert not Path("odd").exists()
+
+
+@pytest.mark.parametrize("problem", [None, "regression"])
+def test_a_model_of_one_output_learns_numbers(problem: str | None, folder: Path) -> None:
+    """As in transformers, by mean squared error, whether or not the configuration says so."""
+    written(folder / "bert", "text-classification", outputs=1)
+    config = CONFIG | {"id2label": {"0": "LABEL_0"}, "problem_type": problem}
+    (folder / "bert" / "config.json").write_text(json.dumps(config))
+    rows = [{"text": text, "label": i / 2 - 3} for i, (_, text, _) in enumerate(ROWS)]
+    Path("stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gg.finetune("bert", "stars.jsonl", "tuned", task="text-classification", batch_size=24, epochs=1,
+                        progress=False)  # fmt: skip
+    session = ort.InferenceSession("bert/model.onnx", providers=["CPUExecutionProvider"])
+    ids = [np.array([[small_folder.WORDS[letter] for letter in row["text"]]]) for row in rows]
+    said = [session.run(None, {"input_ids": i, "attention_mask": np.ones_like(i)})[0].item() for i in ids]
+    wanted = np.mean([(score - row["label"]) ** 2 for score, row in zip(said, rows, strict=True)])
+    np.testing.assert_allclose(found.history["loss"][0], wanted, rtol=1e-5)

@@ -343,7 +343,7 @@ class BatchChecker:
                 found |= {str(d): n for d, n in zip(spec.shape, arrays[name].shape, strict=False) if isinstance(d, str)}
         for spec in self._bounded:
             array = arrays[spec.name]
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
                 continue
             counts = arrays.get(spec.counted_by) if spec.counted_by is not None else None
             counted = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -447,7 +448,20 @@ def labels_of(
         return _quantities(values, spec, column), Classes()
     array = np.empty(len(values), object)
     array[:] = values
-    return labelled(array, spec, known, f"the column '{shown(column)}'", own=own)
+    numbers, classes = labelled(array, spec, known, f"the column '{shown(column)}'", own=own)
+    if numbers.dtype.kind == "f":
+        odd = next(number for number in numbers.tolist() if not number.is_integer())
+        raise DataError(
+            f"the column '{shown(column)}' contains {odd}, which is not a class, but the model expects {spec}; use "
+            "class names, or whole numbers from 0 on"
+        )
+    return numbers, classes
+
+
+def _finite(value: Any) -> float | None:
+    """Convert a cell to a number; return None if it is not a finite one."""
+    number = number_of(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str, classes: Sequence[str]) -> Array:
@@ -462,7 +476,7 @@ def _several(values: Sequence[Any], spec: TargetSpec, width: int, column: str, c
         return _of_names(values, spec, width, column, classes)
     found = np.zeros((len(values), width), numpy_dtype(spec.dtype))
     for i, each in enumerate(values):
-        numbers = [number_of(value) for value in each] if isinstance(each, LISTS) else []
+        numbers = [_finite(value) for value in each] if isinstance(each, LISTS) else []
         if None in numbers or len(numbers) != width:
             raise DataError(
                 f"the column '{shown(column)}' has {shown(each)} for a text, but the model expects {spec}; use lists "
@@ -493,12 +507,12 @@ def _of_names(values: Sequence[Any], spec: TargetSpec, width: int, column: str, 
 
 
 def _quantities(values: Sequence[Any], spec: TargetSpec, column: str) -> Array:
-    numbers = [number_of(value) for value in values]
+    numbers = [_finite(value) for value in values]
     odd = [value for value, number in zip(values, numbers, strict=True) if number is None]
     if odd:
         raise DataError(
             f"the column '{shown(column)}' has {len(odd)} value{'s' if len(odd) > 1 else ''} of {len(values)} that are "
-            f"not numbers, such as '{shown(odd[0])}', but the model expects {spec}; use numbers only"
+            f"not finite numbers, such as '{shown(odd[0])}', but the model expects {spec}; use numbers only"
         )
     found = np.array(numbers, numpy_dtype(spec.dtype))
     return found[:, None] if len(spec.shape) == 2 else found

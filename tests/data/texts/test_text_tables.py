@@ -248,7 +248,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"a": ["x", "y"], "label": [0]}, {}, "texts", "differ in length"),
     ({"a": ["x"], "label": [0]}, {"text": "b"}, "texts", "has no column 'b'"),
     ({"a": [], "label": []}, {}, "texts", "is empty"),
-    ({"a": ["x"], "label": ["much"]}, {}, "numbers", "1 value of 1 that are not numbers, such as 'much'"),
+    ({"a": ["x"], "label": ["much"]}, {}, "numbers", "1 value of 1 that are not finite numbers, such as 'much'"),
     ({"a": ["x"] * 3, "label": list("abc")}, {}, "texts", "3 classes"),
     (
         {"a": ["x"], "label": [0]},
