@@ -1,4 +1,4 @@
-"""Metadata entries of gradgraph in models: adapters, distillation and quantisation.
+"""Metadata entries of gradgraph in models: adapters, distillation, quantisation, and derived names.
 
 Files are untrusted, so :func:`check_metadata` checks the entries when a model is opened; afterwards, all fields have
 the declared types.
@@ -17,7 +17,7 @@ import onnx_ir as ir
 from gradgraph.errors import Finding, refused
 from gradgraph.files.untrusted.documents import Fields, json_of, tables_of
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.graph.marks import ADAPTERS, QUANTISED, TEACHER
+from gradgraph.graph.marks import ADAPTERS, GIVEN_NAMES, QUANTISED, TEACHER
 
 DEFAULT = "default"  # the name of unnamed adapters, as in PEFT
 T = TypeVar("T")
@@ -103,6 +103,17 @@ class Quantisation:
     learned: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GivenNames:
+    """Names that gradgraph derived from where weights are used, and that the exporter did not write.
+
+    Attributes:
+        weights: pairs of the name and the one before it.
+    """
+
+    weights: tuple[tuple[str, str], ...]
+
+
 # --- reading ------------------------------------------------------------------------------------------
 
 
@@ -131,9 +142,15 @@ def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
     return list(quantisation_in(metadata).learned)
 
 
+def given_names(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the exporter's names of weights by the names that gradgraph derived from where they are used."""
+    found = _read(metadata, GIVEN_NAMES, lambda value: _made(GivenNames, Fields(value, "it")))
+    return dict(found.weights) if found else {}
+
+
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raise ModelError unless all entries of gradgraph are valid."""
-    for read in (adapters_in, imitation_in, quantisation_in):
+    for read in (adapters_in, imitation_in, quantisation_in, given_names):
         read(metadata)
 
 
@@ -202,3 +219,11 @@ def write_quantisation(work: ir.Model, **changed: Any) -> None:
     """Update fields of the quantisation record in the metadata of ``work``; empty fields are not stored."""
     described = dataclasses.asdict(replace(quantisation_in(work.metadata_props), **changed))
     work.metadata_props[QUANTISED] = json.dumps({name: value for name, value in described.items() if value})
+
+
+def add_given_names(work: ir.Model, names: Mapping[str, str]) -> None:
+    """Record names that gradgraph gave to weights of ``work``, with the names before, in its metadata."""
+    given = given_names(work.metadata_props)
+    every = given | {new: given.get(old, old) for new, old in names.items()}
+    if every:
+        work.metadata_props[GIVEN_NAMES] = json.dumps({"weights": sorted(every.items())})

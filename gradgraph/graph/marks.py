@@ -63,4 +63,5 @@ QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass through
 COMPUTED = "gradgraph.computed"  # Model.meta key: the names of node outputs of the model as read
 TEACHER = "gradgraph.teacher"  # metadata of a model: the distillation that gradgraph.surgery.teachers added
 TEACHERS = "teacher."  # prefix of all names that belong to a teacher
+GIVEN_NAMES = "gradgraph.given_names"  # metadata of a model: names of weights that gradgraph.surgery derived
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: the adapters that gradgraph.surgery.adapters added

@@ -26,6 +26,7 @@ INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear
     ir.DataType.UINT16: (0, 65535),
 }
 
+_SLACK = 1e-3  # of a step: quantisers that divide in float32 choose either integer for floats halfway between two
 PIECE = 1 << 17  # numbers quantised at a time, which stay in the processor's cache
 
 # x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
@@ -88,6 +89,17 @@ class Quantiser:
                 whole = whole + _in_rows(points, rows)
             found[rows] = np.clip(whole, *self.limits, out=whole)
         return found
+
+    def rounding(self, numbers: Array) -> Array:
+        """Return the largest distance of each float from ``(q - z)·s`` if q is the nearest integer to it.
+
+        That is half a step, and a whole one where q is at an end of the range, plus the rounding of the scales.
+        """
+        zeros = 0 if self.points is None else self._spread(self.points.astype(np.float32), numbers.shape)
+        is_end = (numbers <= self.limits[0]) | (numbers >= self.limits[1])
+        steps = np.where(is_end & (self.limits[0] < self.limits[1]), 1.0, 0.5) * (1 + _SLACK)
+        steps = steps + np.finfo(self.scales.dtype).eps * np.abs(numbers - zeros)
+        return np.asarray(steps * np.abs(self._spread(self.scales.astype(np.float64), numbers.shape)))
 
     @property
     def middle(self) -> int | None:

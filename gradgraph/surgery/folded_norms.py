@@ -58,10 +58,20 @@ class Norm:
 
     def merged(self, array: Array, is_weight: bool) -> Array:
         """Return the weight, outputs first, or the bias of the convolution with this BatchNormalization."""
-        factor = self.scale / np.sqrt(self.variance + (self.epsilon or 0.0))
         if is_weight:
-            return np.asarray(array * factor.reshape(-1, *[1] * (array.ndim - 1))).astype(array.dtype)
-        return np.asarray(self.bias + (array.reshape(-1) - self.mean) * factor).astype(array.dtype)
+            return np.asarray(array * self._factors(array.ndim)).astype(array.dtype)
+        return np.asarray(self.bias + (array.reshape(-1) - self.mean) * self._factors(1)).astype(array.dtype)
+
+    def terms(self, array: Array, is_weight: bool) -> Array:
+        """Return the sum of the absolute terms that ``merged`` adds, by which its rounding errors are measured."""
+        array = np.abs(array)
+        if is_weight:
+            return np.asarray(array * np.abs(self._factors(array.ndim)))
+        return np.asarray(np.abs(self.bias) + (array.reshape(-1) + np.abs(self.mean)) * np.abs(self._factors(1)))
+
+    def _factors(self, rank: int) -> Array:
+        factors = self.scale / np.sqrt(self.variance + (self.epsilon or 0.0))
+        return np.asarray(factors.reshape(-1, *[1] * (rank - 1)))
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,11 @@ def epsilon_of(conv: ir.Node) -> float | None:
     """Return the epsilon of the BatchNormalization that PyTorch's exporter merged into a convolution, as recorded."""
     found = _EPSILON.search(conv.metadata_props.get("pkg.torch.onnx.fx_node", ""))
     return float(found[1]) if found else None
+
+
+def contains_norm(node: ir.Node) -> bool:
+    """Whether PyTorch's exporter merged a BatchNormalization into the weights of a node, which keep their names."""
+    return node.op_type != "BatchNormalization" and epsilon_of(node) is not None
 
 
 def norms_of(names: TensorNames, tensors: Mapping[str, Array], kept: Collection[str]) -> list[Norm]:

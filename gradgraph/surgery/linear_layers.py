@@ -26,7 +26,7 @@ LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
            "QAttention", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QLinearWhere", "QLinearSoftmax")  # fmt: skip
 DOMAINS = ("", "com.microsoft")  # domains of these operators, and of QuantizeLinear and DequantizeLinear
-_REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that only rewrite stored numbers
+REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that only rewrite stored numbers
 
 
 def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
@@ -37,7 +37,7 @@ def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
     chain: list[ir.Node] = []
     while value is not None and numbers_of(value) is None:
         node = value.producer()
-        if node is None or node.op_type not in _REWRITES or node.domain not in DOMAINS:
+        if node is None or node.op_type not in REWRITES or node.domain not in DOMAINS:
             return None, []
         chain.insert(0, node)
         value = node.inputs[0]

@@ -13,17 +13,20 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, DataError, UnknownNameError, counted, shown, suggestion
+from gradgraph.files.model_metadata import given_names
 from gradgraph.files.models import Source, is_saved_external
 from gradgraph.files.spilled import Folder, SpilledWeights
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.graph.weight_layouts import layouts
 from gradgraph.runtime.saved.partial import OfModel, Stored
+from gradgraph.surgery.folded_norms import contains_norm
 from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
 from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
-from gradgraph.surgery.pretrained_weights import Plan
+from gradgraph.surgery.pretrained_weights import Plan, is_integer
 from gradgraph.surgery.pretrained_writing import take_pretrained
 from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
+from gradgraph.surgery.weight_places import places_of
 from gradgraph.surgery.weights import Arrays, first_names, read_weights, weights_of
 
 _SPILLED = "gradgraph.spilled"  # Model.meta key: the folder of weights that are not in memory
@@ -56,10 +59,10 @@ def load_weights(
     model, a checkpoint or written by ``gg.export.save_weights``, or inferred from other matrices with a similar name;
     otherwise set ``turned``.
 
-    PyTorch's older exporter evaluates constants and drops their names: a MatMul may read W, 0.5·W or a softmax of W,
-    and the model does not say which. Such tensors, and convolutions that contain a BatchNormalization, are only
-    replaced by similar weights, as after fine-tuning. For other weights, also pass those from which the model was
-    exported (``exported_from``); each replaced tensor is then checked against them.
+    PyTorch's older exporter evaluates constants and drops their names: a MatMul may read W, 0.99·W or a softmax of W,
+    and the model does not say which. Such tensors, also under names of ``name_weights``, and convolutions that contain
+    a BatchNormalization, are only replaced if the weights from which the model was exported are passed, too
+    (``exported_from``): every replaced tensor must then be what these became in the model, up to rounding.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -67,7 +70,8 @@ def load_weights(
             in Hugging Face's format, in shards or not. ``config.json`` in this folder tells families apart that store
             normalisation weights differently.
         turned: whether square matrices that MatMuls read are transposed in the file.
-        names: the name in the file by name of a weight of the model, if they differ.
+        names: the name in the file by name of a weight of the model, if they differ. A weight in it is loaded as it is,
+            under any name.
         strict: raise DataError if a weight of the model is missing in the file, or vice versa; constants of formulas
             and buffers are not weights. Otherwise, everything that fits is loaded, and the number of loaded weights is
             logged; it is an error if nothing fits.
@@ -123,12 +127,23 @@ def _of_other_library(
     """Return weights to be matched by module: both sides have names of their own, and modules match more weights."""
     if isinstance(stored.values, OfModel) or stored.model is not None:
         return None
-    found = [name in stored.values for name in weights_of(work)]
+    doubtful = _doubtful(work)
+    names = [*weights_of(work), *(place.value.name or "" for place in places_of(work) if is_integer(place))]
+    found = [name in stored.values and name not in doubtful for name in names]
     if all(found) or sum(found) == len(stored.values):
         return None
     source = _pretrained(weights, stored)
     plan = Plan(without_cache(work) if is_merged(work) else work, source, epsilon)
     return source if len({match.place.value for match in plan.matches}) > sum(found) else None
+
+
+def _doubtful(work: ir.Model) -> set[str]:
+    """Return the names of tensors that may be functions of the parameters of these names.
+
+    Gradgraph gave them the names, or a BatchNormalization was merged into them.
+    """
+    merged = {v.name or "" for node in work.graph if contains_norm(node) for v in node.inputs if v is not None}
+    return (set(given_names(work.metadata_props)) | merged) & set(work.graph.initializers)
 
 
 def _pretrained(weights: Arrays | Path, stored: Stored) -> Pretrained:
@@ -177,6 +192,7 @@ def _load_by_name(work: ir.Model, stored: Stored, called: Mapping[str, str], str
             raise UnknownNameError(f"the model has no weight '{shown(name)}'{suggestion(name, own)}")
     found = {n: called.get(n, n) for n in own if called.get(n, n) in stored.values}
     _check_all(work, found, stored, strict)
+    _check_computed(work, found, called, stored)
     pairs = [(own[name], np.asarray(stored.values[source]), source) for name, source in found.items()]
     lying = _lying(pairs)
     for value, data, source in pairs:
@@ -205,13 +221,27 @@ def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict:
     if (strict and parts) or not found:
         raise DataError(
             f"names do not match: {'; '.join(parts)}" if parts else "there are no weights to load",
-            remedy="map names with names={...}, or name the model's weights with gg.surgery.name_weights"
-            + (", or pass strict=False to load what fits" if found else ""),
-            shell="name the model's weights with --name-weights"
+            remedy="map names with names={...}" + (", or pass strict=False to load what fits" if found else ""),
+            shell="load the file in Python (gg.surgery.load_weights), which takes a map of names"
             + (", or add --partly to load what fits" * bool(found)),
         )
     count = sum(name in found for name in wanted)
     layers_log.info("%s", "; ".join([f"loaded {count} of {counted(len(wanted), 'weight')}", *parts]))
+
+
+def _check_computed(work: ir.Model, found: Mapping[str, str], called: Mapping[str, str], stored: Stored) -> None:
+    """Raise DataError if a tensor may be a function of the parameter of its name in another program's file."""
+    if isinstance(stored.values, OfModel) or stored.model is not None:
+        return
+    doubtful = sorted(_doubtful(work) & set(found) - set(called))
+    if doubtful:
+        raise DataError(
+            f"the exporter may have computed weights of the model ({first_names(doubtful)}): gradgraph derived their "
+            "names, or a BatchNormalization is merged into them",
+            remedy="pass exported_from with the weights from which the model was exported, and omit turned and names; "
+            "or, if the file contains values of the model itself, map these names with names={...}",
+            shell="add --exported-from FILE with the weights from which the model was exported, and omit --turned",
+        )
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:

@@ -7,6 +7,7 @@ import re
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
+from gradgraph.files.model_metadata import add_given_names
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 from gradgraph.surgery.operation import Path, Result, closed, free_name, opened, rename
@@ -23,7 +24,8 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
 
     ``onnx::MatMul_413``, read by ``/encoder/layer.0/query/MatMul``, becomes ``encoder.layer.0.query.weight``.
     Meaningful names stay, and so do the names of integers and scalars, which are not weights. If a node has no scope in
-    its name or its metadata, its operator and number are used: ``MatMul_12.weight``.
+    its name or its metadata, its operator and number are used: ``MatMul_12.weight``. The model's metadata records these
+    names, since a weight so named may be a multiple or function of the module's parameter (see ``load_weights``).
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -37,7 +39,7 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    places = {node: i for i, node in enumerate(work.graph)}
+    places, given = {node: i for i, node in enumerate(work.graph)}, {}
     for name, value in list(work.graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point() or tensor.size < 2 or not is_anonymous(name):
@@ -45,6 +47,8 @@ def name_weights(model: Source, *, out: Path | None = None) -> Result:
         wanted = _name(value, places)
         if wanted is not None:
             rename(value, free_name(work, wanted))
+            given[value.name or ""] = name
+    add_given_names(work, given)
     return closed(work, model, out)
 
 

@@ -69,6 +69,14 @@ class Pretrained:
         return _flat(self.config).get("tie_word_embeddings") is True
 
     @property
+    def has_interleaved_experts(self) -> bool | None:
+        """Whether the rows of gates and linear halves of experts in one tensor alternate, as for gpt-oss.
+
+        None if there is no configuration.
+        """
+        return self.config["model_type"] == "gpt_oss" if "model_type" in self.config else None
+
+    @property
     def is_untied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have different weights."""
         return _flat(self.config).get("tie_word_embeddings") is False

@@ -23,20 +23,34 @@ import onnx_ir as ir
 
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.surgery.folded_norms import Conv, Norm, epsilon_of, folded, norms_of
+from gradgraph.graph.shapes import known_sizes
+from gradgraph.surgery.folded_norms import Conv, Norm, contains_norm, epsilon_of, folded, norms_of
 from gradgraph.surgery.linear_layers import rewritten
 from gradgraph.surgery.operation import numbers_of
-from gradgraph.surgery.peft_names import packs_of, pieces_of
+from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
 from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
-from gradgraph.surgery.quantised_tables import read_table
+from gradgraph.surgery.quantised_tables import read_table, table_rounding
 from gradgraph.surgery.recurrent_weights import in_order, is_recurrent, numbered, parameters
 from gradgraph.surgery.stored_weights import (
     as_read,
     canonical,
+    canonical_rounding,
     is_quantised,
+    rounding_of,
 )
 from gradgraph.surgery.weight_names import TensorNames, meaning
-from gradgraph.surgery.weight_places import TABLE, Place, computes_scores, is_computed, places_of, scope_of
+from gradgraph.surgery.weight_places import (
+    TABLE,
+    Place,
+    computes_scores,
+    is_computed,
+    is_path,
+    places_of,
+    recorded_names,
+    scope_of,
+    turns_of,
+    unknown_steps,
+)
 from gradgraph.surgery.weights import weights_of
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +60,7 @@ _BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids",
             "attention.bias", "relative_position_index", "rotary_emb.cos_cached", "rotary_emb.sin_cached")  # fmt: skip
 
 
+_SUMS = 1e-5  # relative rounding errors of sums and products of float32 that an exporter computed
 _OWN_ORDER = frozenset({"Attention", "GRU", "LSTM", "RNN"})  # of gates and heads, other than PyTorch's
 
 
@@ -72,8 +87,8 @@ class Match:
         parts: the tensors, joined along the outputs.
         is_tied: whether the tensor belongs to another weight of the model, with which this one is tied.
         norm: the BatchNormalization that is merged into this weight or bias; None if there is none.
-        is_named: whether the model names the tensor. Otherwise it was matched by the module that reads it, which may
-            have computed it from the tensor of the file.
+        is_named: whether the model's file says that the stored tensor is this parameter. Otherwise it was matched by
+            the module that reads it, and the exporter may have computed it from the parameter.
     """
 
     place: Place
@@ -101,6 +116,7 @@ class Plan:
         missing: names of weights without tensors.
         spare: names of tensors that are used nowhere, without buffers.
         buffers: names of unused tensors that are not weights.
+        constants: names of stored floating-point tensors of several numbers that are no weights and have no tensor.
 
     Raises:
         DataError: a tensor fits several weights, or a weight several tensors; or a shape differs.
@@ -114,22 +130,22 @@ class Plan:
         wanted = {*weights_of(work)} | _statistics(work)
         self._numbers = numbered((place.node, scope_of(place.node)) for place in places)
         found = [(place, self._parts_of(place, place.names[: place.own])) for place in places]
-        self._named = {place.value for place, parts in found
-                       if parts and place.own and not is_recurrent(place.node)}  # fmt: skip
         self._claimed = {part.key for _, parts in found for part in parts}
         found = [(place, parts or self._by_scope(place)) for place, parts in found]
         self._claimed |= {part.key for _, parts in found for part in parts}
         found = [(place, parts or self._of_module(place)) for place, parts in found]
-        self._named |= {place.value for place in places if _is_named_after_module(place)}
-        matches = [Match(place, parts, is_named=place.value in self._named) for place, parts in found if parts]
+        matches = [Match(place, parts, is_named=self._is_named(place, parts)) for place, parts in found if parts]
         matches += self._tied([place for place, parts in found if not parts], matches)
+        sure = {match.place.value for match in matches if match.is_named}  # whatever reads it
+        matches = [replace(match, is_named=match.place.value in sure) for match in matches]
         matches = self._with_norms(places, matches)
         self.matches = [match for match in matches if match.parts or match.norm is not None]
         held = {match.place.value for match in self.matches}
         missing = {place.value: place.name for place in places if place.value not in held}
         required = {place.value for place in places if place.value.name in wanted or is_integer(place)}
-        self.missing = [name for value, name in missing.items()
-                        if value in required and not _is_neutral(value, name)]  # fmt: skip
+        lost = {value: name for value, name in missing.items() if value in required and not _is_neutral(value, name)}
+        self.missing = [*lost.values()]
+        self.constants = [value.name or "" for value in missing if value not in lost and _is_array(value)]
         used = {key for match in self.matches for key in match.keys}
         rest = [key for key in source.tensors if key not in used]
         self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
@@ -155,15 +171,47 @@ class Plan:
         pieces = [self._names.find(f"{piece}.{role}") for piece in pieces_of(module)]
         if len(pieces) > 1 and (all(pieces) or (role == "bias" and any(pieces))):
             return self._with_zeros(place, module, pieces)
+        if place.is_of_experts and (experts := self._each_expert(place, module)):
+            return experts
         for pack in packs_of(module):
             if (key := self._names.find(f"{pack}.{role}")) is not None:
                 return (self._piece(module, pack, key),)
         return ()
 
+    def _each_expert(self, place: Place, module: str) -> tuple[Part, ...]:
+        """Return the matrices of experts that the file stores one by one, each with its pieces in order."""
+        parent, _, last = module.rpartition(".")
+        count = (known_sizes(shape_of(place.value)) or [0])[0]
+        names = [f"{parent}.{i}.{piece}.weight" for i in range(count) for piece in PIECES.get(last, (last,))]
+        keys = [self._names.find(name) for name in names]
+        return tuple(Part(key) for key in keys if key) if all(keys) else ()
+
     def _is_computed(self, place: Place) -> bool:
         """Whether an exporter computed the tensor from a weight; the sum 1 + weight of some families is known."""
         known = is_recurrent(place.node) or (place.is_norm and bool(self.source.norm_offset))
-        return is_computed(place.value) and not known
+        return is_computed(place.value, place.origin) and not known
+
+    def _is_named(self, place: Place, parts: tuple[Part, ...]) -> bool:
+        """Whether the model's file says that a stored tensor is what the parts are.
+
+        A BatchNormalization may be merged into a weight that keeps its name; PyTorch's exporter records this.
+        """
+        paths = place.written
+        if place.is_norm and self.source.norm_offset and is_computed(place.value, place.origin):
+            paths = tuple(recorded_names(place.value))  # 1 + weight
+        if is_recurrent(place.node) or contains_norm(place.node):
+            return False
+        return any(self._parts_of(place, (path,)) == parts and not _is_lengthened(path, parts) for path in paths) and (
+            self._is_moved(place, parts)
+        )
+
+    def _is_moved(self, place: Place, parts: tuple[Part, ...]) -> bool:
+        """Whether at most one step to the stored tensor has no name, and has changed the shape, so it moved numbers."""
+        unknown, own = unknown_steps(place.value, place.origin), numbers_of(place.value)
+        if not unknown:
+            return True
+        is_reshaped = own is not None and tuple(own.shape.numpy()) != self.source.tensors[parts[0].key].shape
+        return unknown == 1 and len(parts) == 1 and is_reshaped
 
     def _by_scope(self, place: Place) -> tuple[Part, ...]:
         """Return the tensors that are called as the scope of the weight's reader, if they fit and no other has them."""
@@ -233,7 +281,8 @@ class Plan:
             others = [m for m in (heads if is_table else tables) if self._could_be_tied(place, m)]
             others = [m for m in others if self.source.is_tied or self._were_equal(place, m.place)]
             if len({m.parts for m in others}) == 1 and (is_table or computes_scores(place)):
-                found.append(Match(place, others[0].parts, is_tied=True, is_named=place.value in self._named))
+                is_named = any(is_path(path) and path.endswith(".weight") for path in place.written)
+                found.append(Match(place, others[0].parts, is_tied=True, is_named=is_named))
         return found
 
     def _could_be_tied(self, place: Place, other: Match) -> bool:
@@ -269,13 +318,18 @@ class Plan:
                   for i, norm in merged.items()}  # fmt: skip
         for norm in chosen.values():
             norm.check_epsilon()
-        recorded = {convs[i]: epsilon_of(convs[i]) is not None and given[i].scope == norm.module
-                    for i, norm in merged.items()}  # fmt: skip
-        found = [replace(m, norm=chosen[m.place.node], is_named=recorded[m.place.node])
+        said = {m.place.node for m in matches if m.place.layer is not None and self._says_kernel(m)}
+        sure = {convs[i] for i, norm in merged.items()
+                if epsilon_of(convs[i]) is not None and given[i].scope == norm.module} & said  # fmt: skip
+        found = [replace(m, norm=chosen[m.place.node], is_named=m.place.node in sure)
                  if m.place.node in chosen and (m.place.layer is not None or m.place.role == "bias") else m
                  for m in matches]  # fmt: skip
-        return found + [Match(biases[node], (), norm=norm, is_named=recorded[node])
+        return found + [Match(biases[node], (), norm=norm, is_named=node in sure)
                         for node, norm in chosen.items() if node not in biased]  # fmt: skip
+
+    def _says_kernel(self, match: Match) -> bool:
+        """Whether the file calls the weight of a convolution as its tensor, apart from a norm merged into it."""
+        return any(self._parts_of(match.place, (path,)) == match.parts for path in match.place.written)
 
     def _is_copy(self, key: str, used: Iterable[str]) -> bool:
         """Whether a tensor is equal to one that is used: the second name of a tied weight."""
@@ -360,7 +414,7 @@ class Plan:
                 fits = read_table(place.node).shape == found[0]
             elif rows is None:
                 fits = (match.parts[0].end or 0) - match.parts[0].begin == _size(place)
-            elif _is_of_experts(place):
+            elif place.is_of_experts:
                 fits = self._experts(match, shapes_only=True) is not None
             else:
                 fits = rows + missing == _size(place) and _same_but_ones(place, found)
@@ -405,12 +459,15 @@ class Plan:
     def _is_turned(self, match: Match, key: str) -> bool:
         """Whether a square matrix of the file is (inputs, outputs).
 
-        If the model has its name, and no other matrix that it has by name is transposed, the matrix is as in the model.
+        PyTorch's exporter records whether it transposed the matrix. Otherwise, if the model has its name, and no other
+        matrix that it has by name is transposed, the matrix is as in the model.
         """
-        layer = match.place.layer
-        if layer is None or not self._is_alike or not _is_stored_by_name(match):
+        layer, recorded = match.place.layer, turns_of(match.place.value, match.place.origin)
+        is_recorded = bool(recorded_names(match.place.value))
+        is_known = recorded is not None if is_recorded else self._is_alike and _is_stored_by_name(match)
+        if layer is None or is_quantised(layer) or not is_known:
             return self._lying(key)
-        turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1])
+        turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1]) + (recorded or 0)
         return (layer.axis + turns) % 2 == 1
 
     def _experts(self, match: Match, shapes_only: bool = False) -> Array | None:
@@ -420,13 +477,16 @@ class Plan:
         outputs.
         """
         key = match.parts[0].key
-        own, array = shape_of(match.place.value), self.source.tensors[key]
-        if own is None or len(match.parts) > 1 or array.shape not in (own, (own[0], own[2], own[1])):
+        own = shape_of(match.place.value)
+        if own is None or len(match.parts) > 1:
+            return None if own is None else self._joined_experts(match, known_sizes(own))
+        array = self.source.tensors[key]
+        if array.shape not in (own, (own[0], own[2], own[1])):
             return None
         if own[1] != own[2]:
             return array if array.shape == own else array.swapaxes(1, 2)
         parent = key.rpartition(".")[0]
-        others = [m for m in self.matches if _is_of_experts(m.place) and m.parts[0].key.rpartition(".")[0] == parent]
+        others = [m for m in self.matches if m.place.is_of_experts and m.parts[0].key.rpartition(".")[0] == parent]
         shapes = [(shape_of(m.place.value), self.source.tensors[m.parts[0].key].shape) for m in others]
         found = {mine == theirs for mine, theirs in shapes if mine is not None and mine[1] != mine[2]}
         if len(found) != 1 and not shapes_only:
@@ -436,6 +496,33 @@ class Plan:
                 shell="take the other tensors with --partly",
             )
         return array if found == {True} else array.swapaxes(1, 2)
+
+    def _joined_experts(self, match: Match, own: Sequence[int]) -> Array | None:
+        """Return the matrices of experts that the file stores one by one, outputs first; None if shapes do not fit."""
+        arrays = [self.source.tensors[part.key] for part in match.parts]
+        rows, columns = own[1] * own[0] / len(arrays), own[2]
+        if match.place.node.op_type != "MoE" or any(array.shape != (rows, columns) for array in arrays):
+            return None
+        return np.concatenate(arrays).reshape(own)
+
+    def _alternating(self, match: Match, experts: Array) -> Array:
+        """Return the gates and linear halves of experts in the order of rows in which the model reads them.
+
+        Raises:
+            DataError: the order in the file is unknown.
+        """
+        if not match.place.is_interleaved:
+            return experts
+        is_interleaved = False if len(match.parts) > 1 else self.source.has_interleaved_experts
+        if is_interleaved is None:
+            raise DataError(
+                f"it is unknown whether the rows of gates and linear halves alternate in "
+                f"'{shown(match.parts[0].key)}', since no {CONFIG} is next to the tensors; copy {CONFIG} there"
+            )
+        if is_interleaved:
+            return experts
+        halves = experts.reshape(len(experts), 2, -1, *experts.shape[2:])
+        return halves.swapaxes(1, 2).reshape(experts.shape)
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 
@@ -449,10 +536,12 @@ class Plan:
             found = self._outputs_first(match)
             assert found is not None
             array = _wide(found)
-        elif _is_of_experts(place):
+        elif place.node.op_type == TABLE:
+            array = _wide(self.source.tensors[match.parts[0].key])
+        elif place.is_of_experts:
             found = self._experts(match)
             assert found is not None
-            array = _wide(found)
+            array = _wide(self._alternating(match, found))
         elif is_recurrent(place.node):
             array = in_order(place.node, [_wide(self.source.tensors[part.key]) for part in match.parts])
         elif match.parts:
@@ -460,13 +549,17 @@ class Plan:
                       if part.key else np.zeros(part.end or 0, np.float32) for part in match.parts]  # fmt: skip
             array = np.concatenate(pieces)
             array = array + self.source.norm_offset if self._has_offset(place) else array
+            array = -np.exp(array.astype(np.float64)) if place.is_decay else array
+            array = self._alternating(match, array.reshape(shape_of(place.value))) if place.is_interleaved else array
         else:
             array = np.zeros(_size(place), np.float32)
         return array if match.norm is None else match.norm.merged(array, place.layer is not None)
 
     def _has_offset(self, place: Place) -> bool:
+        """Whether the stored tensor is 1 + weight: not if an Add follows, or PyTorch's exporter stores the weight."""
         added = any(use.node.op_type == "Add" for use in place.value.uses())
-        return bool(self.source.norm_offset) and place.is_norm and not added
+        is_weight = self.work.producer_name == "pytorch" and bool(place.written)
+        return bool(self.source.norm_offset) and place.is_norm and not (added or is_weight)
 
     def stored(self, match: Match) -> Array:
         """Return the numbers in the model that ``weight`` replaces, in the same shape for a layer."""
@@ -476,6 +569,35 @@ class Plan:
         if place.node.op_type == TABLE:
             return read_table(place.node)
         return as_read(_read_from(place)) if is_integer(place) else as_read(place.value)
+
+    def is_unchanged(self, match: Match) -> bool:
+        """Whether the model already stores exactly the new numbers of a weight."""
+        return np.array_equal(self.stored(match).reshape(-1), self.weight(match).reshape(-1))
+
+    def is_stored(self, match: Match) -> bool:
+        """Whether the model stores the weight of a match, apart from the rounding of the type in which it does."""
+        old, new = (np.asarray(a, np.float64).reshape(-1) for a in (self.stored(match), self.weight(match)))
+        if old.size != new.size:
+            return False
+        slack = self._rounding(match).reshape(-1) + _SUMS * self._terms(match).reshape(-1)
+        return bool((np.abs(old - new) <= slack).all())
+
+    def _rounding(self, match: Match) -> Array:
+        place = match.place
+        if place.layer is not None:
+            return canonical_rounding(place.layer)
+        if place.node.op_type == TABLE:
+            return table_rounding(place.node)
+        return rounding_of(_read_from(place)) if is_integer(place) else rounding_of(place.value)
+
+    def _terms(self, match: Match) -> Array:
+        """Return the sizes of the terms that an exporter multiplied and added for a weight; 0 if it moved numbers."""
+        place = match.place
+        if match.norm is not None:
+            array = self.weight(replace(match, norm=None))
+            return match.norm.terms(array, place.layer is not None)
+        is_computed = self._has_offset(place) or place.is_decay
+        return np.abs(self.weight(match)) if is_computed else np.zeros(1)
 
     def drop(self, doubtful: Sequence[Match]) -> None:
         """Remove matches; a convolution and its bias, which contain one norm, are removed together."""
@@ -488,11 +610,7 @@ class Plan:
         self.spare += list(dict.fromkeys(key for match in left for key in match.keys if key not in used))
 
     def check_computed(self) -> None:
-        """Raise DataError if the exporter seems to have computed the old weights from a module's parameters.
-
-        Normalisation weights may be 1 + weight, if no family says so; rows of a matrix may have been divided by their
-        lengths.
-        """
+        """Raise DataError if normalisation weights of the model seem to be 1 + weight, and no family says so."""
         distances = np.zeros(2)
         for match in [] if self.source.norm_offset else self.matches:
             if match.place.is_norm and match.place.layer is None and match.norm is None:
@@ -500,23 +618,10 @@ class Plan:
                 if old.size == new.size:
                     rest = old.astype(np.float64).reshape(-1) - new.reshape(-1)
                     distances += [float(rest @ rest), float((rest - 1) @ (rest - 1))]
-            self._check_lengths(match)
         if distances[1] < 0.25 * distances[0]:
             raise DataError(
                 f"the normalisation weights of the model seem to be 1 + those of '{shown(self.source.where)}', but no "
                 f"{CONFIG} of a family that stores them so is next to the tensors; copy {CONFIG} there"
-            )
-
-    def _check_lengths(self, match: Match) -> None:
-        layer = match.place.layer
-        if layer is None or layer.kind == "Conv" or match.place.own or is_quantised(layer):
-            return
-        lengths = [np.linalg.norm(array, axis=1) for array in (canonical(layer), self.weight(match))]
-        old, new = (bool(np.allclose(of_one, 1, atol=1e-4)) for of_one in lengths)
-        if old and not new:
-            raise DataError(
-                f"the rows of '{shown(match.place.name)}' in the model have length 1, so the exporter normalised them; "
-                "export the new weights instead"
             )
 
 
@@ -529,15 +634,24 @@ def is_integer(place: Place) -> bool:
 def _is_neutral(value: ir.Value, name: str) -> bool:
     """Whether a vector is 1 or 0 everywhere, as for a normalisation without weights, or a layer without a bias."""
     tensor = numbers_of(value)
-    if tensor is None or not tensor.dtype.is_floating_point() or len(tensor.shape) != 1:
+    is_bias = name.endswith("bias")
+    if tensor is None or not tensor.dtype.is_floating_point() or (len(tensor.shape) != 1 and not is_bias):
         return False
-    return bool((tensor.numpy() == (0 if name.endswith("bias") else 1)).all())
+    return bool((tensor.numpy() == (0 if is_bias else 1)).all())
 
 
-def _is_named_after_module(place: Place) -> bool:
-    """Whether the name of the stored tensor begins with the path of a module that it may belong to."""
-    name = place.value.name or ""
-    return any(module and name.startswith(f"{module}.") for module in (n.rpartition(".")[0] for n in place.names))
+def _is_lengthened(path: str, parts: Sequence[Part]) -> bool:
+    """Whether a program put letters before the name of a parameter, as onnxruntime does where it computes a weight."""
+    own, theirs = path.split("."), parts[0].key.split(".")
+    while own and theirs and own[-1] == theirs[-1]:
+        own, theirs = own[:-1], theirs[:-1]
+    return bool(own and theirs) and own[-1].endswith(f"_{theirs[-1]}")
+
+
+def _is_array(value: ir.Value) -> bool:
+    """Whether a stored tensor contains several floating-point numbers."""
+    tensor = numbers_of(value)
+    return tensor is not None and tensor.size > 1 and tensor.dtype.is_floating_point()
 
 
 def _read_from(place: Place) -> ir.Value:
@@ -548,8 +662,8 @@ def _read_from(place: Place) -> ir.Value:
 
 def _has_name(place: Place, parts: Sequence[Part]) -> bool:
     """Whether the tensor of the file has the name of the stored tensor, apart from the beginning of its path."""
-    names = sorted([place.value.name or "", parts[0].key], key=len)
-    return len(parts) == 1 and bool(names[0]) and f".{names[1]}".endswith(f".{names[0]}")
+    short, long = sorted([place.origin, parts[0].key], key=len)
+    return len(parts) == 1 and bool(short) and f".{long}".endswith(f".{short}")
 
 
 def _is_stored_by_name(match: Match) -> bool:
@@ -572,11 +686,6 @@ def _same_but_ones(place: Place, shapes: Sequence[tuple[int, ...]]) -> bool:
     tensor = numbers_of(place.value)
     own = () if tensor is None else tuple(tensor.shape.numpy())
     return len(shapes) > 1 or [n for n in own if n != 1] == [n for n in shapes[0] if n != 1]
-
-
-def _is_of_experts(place: Place) -> bool:
-    """Whether a tensor contains a matrix for each expert of a mixture."""
-    return place.layer is None and ".experts." in place.name and len(shape_of(place.value) or ()) == 3
 
 
 def _has_one_layout(array: Array) -> bool:

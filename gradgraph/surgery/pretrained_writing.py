@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import DataError, counted, shown
 from gradgraph.passes.normal.weights.stored_once import find_merged
-from gradgraph.surgery.linear_layers import rewritten
+from gradgraph.surgery.linear_layers import REWRITES
 from gradgraph.surgery.operation import layers_log, numbers_of, set_numbers
 from gradgraph.surgery.pretrained_files import Pretrained
 from gradgraph.surgery.pretrained_weights import Match, Plan, is_integer
@@ -23,9 +23,9 @@ from gradgraph.surgery.stored_weights import (
     write_integer_bias,
     write_quantised,
 )
-from gradgraph.surgery.unnamed_weights import is_stored, resembles
 from gradgraph.surgery.untied import untie
-from gradgraph.surgery.weight_places import TABLE, Place
+from gradgraph.surgery.weight_names import TensorNames
+from gradgraph.surgery.weight_places import TABLE, Place, places_of
 from gradgraph.surgery.weights import first_names, weights_named, weights_of
 
 Array = np.ndarray[Any, Any]
@@ -55,9 +55,7 @@ def take_pretrained(
     Raises:
         DataError: nothing fits, weights or tensors remain, a shape differs, or a number does not fit the stored type.
     """
-    known = {*weights_of(work)}
-    for value in find_merged(value for value in weights_named(work, "*") if value.name in known):
-        untie(work, value)
+    _untie_all(work, source)
     plan = Plan(work, source, epsilon)
     if exported is None:
         plan.check_computed()
@@ -71,23 +69,34 @@ def take_pretrained(
     ):  # scales of biases depend on weights
         groups[match.place.value].append(match)
     for group in groups.values():
-        _write(work, plan, _writer(group), group, errors)
+        _write(work, plan, _writer(group), errors)
         done(work)
+
+
+def _untie_all(work: ir.Model, source: Pretrained) -> None:
+    """Give each module that has weights of its own in the file its own copy of a weight that the exporter merged."""
+    known = {*weights_of(work)}
+    merged = find_merged(value for value in weights_named(work, "*") if value.name in known)
+    if merged:
+        names = TensorNames(source.tensors, [name for place in places_of(work) for name in place.names])
+        for value in merged:
+            untie(work, value, lambda module: bool(names.module_called(module)))
 
 
 def _leave_doubtful(plan: Plan, strict: bool) -> None:
     """Raise DataError, or without ``strict`` drop the matches, if the exporter may have computed tensors of the model.
 
-    A tensor without a name in the model must resemble the tensor of the file that its module has.
+    A tensor that the file does not call as its parameter may be any function of it, and no similarity of numbers shows
+    that it is not.
     """
-    doubtful = [m for m in plan.matches if not m.is_named and not resembles(plan.stored(m), plan.weight(m))]
+    doubtful = [m for m in plan.matches if not m.is_named and not plan.is_unchanged(m)]
     if not doubtful:
         return
     names = list(dict.fromkeys(f"{m.place.value.name} of {m.place.module}" for m in doubtful))
     if strict:
         raise DataError(
-            f"the exporter may have computed weights of the model ({first_names(names)}), which have no names and "
-            f"differ greatly from those of '{shown(plan.source.where)}'",
+            f"the exporter may have computed weights of the model ({first_names(names)}): nothing in it says that they "
+            f"are those of '{shown(plan.source.where)}', rather than a multiple or function of them",
             remedy="pass the weights from which the model was exported as exported_from, or export the new weights",
             shell="add --exported-from FILE with the weights from which the model was exported, or export the new "
             "weights",
@@ -97,11 +106,11 @@ def _leave_doubtful(plan: Plan, strict: bool) -> None:
 
 def _check_exported(plan: Plan, before: Plan) -> None:
     """Raise DataError unless the model stores what the weights from which it was exported would become."""
-    old = {match.place.value: match for match in before.matches}
+    old = {(match.place.value, match.place.node): match for match in before.matches}
     for match in plan.matches:
-        other = old.get(match.place.value)
+        other = old.get((match.place.value, match.place.node))
         same = other is not None and (other.parts, other.norm is None) == (match.parts, match.norm is None)
-        if other is None or not same or not is_stored(before.stored(other), before.weight(other), _is_rounded(match)):
+        if other is None or not same or not before.is_stored(other):
             raise DataError(
                 f"'{shown(match.place.value.name)}' of '{shown(match.place.module)}' in the model is not what "
                 f"'{shown(before.source.where)}' contains, so the exporter computed it, or other weights were "
@@ -110,13 +119,18 @@ def _check_exported(plan: Plan, before: Plan) -> None:
 
 
 def report(plan: Plan) -> str:
-    """Return the counts of a plan: ``took 291 of 293 tensors for 146 of 146 weights; left 2 (a, b)``."""
+    """Return the counts of a plan: ``took 291 of 293 tensors for 146 of 146 weights; left 2 (a, b)``.
+
+    Constants of the model that are no weights, and have no tensor, follow.
+    """
     total = len(plan.source.tensors)
     left = [*plan.spare, *plan.buffers]
     values = len({match.place.value for match in plan.matches})
     lost = len(dict.fromkeys(plan.missing))
     text = f"took {total - len(left)} of {counted(total, 'tensor')} for {values} of {counted(values + lost, 'weight')}"
     text += f"; left {len(left)} ({first_names(left)})" if left else ""
+    kept = counted(len(plan.constants), "constant")
+    text += f"; {kept} unchanged ({first_names(plan.constants)})" if plan.constants else ""
     return text + (f"; {counted(lost, 'weight')} unchanged ({first_names(plan.missing)})" if lost else "")
 
 
@@ -144,12 +158,13 @@ def _check_all(plan: Plan, strict: bool) -> None:
     layers_log.info("%s", report(plan))
 
 
-def _write(work: ir.Model, plan: Plan, match: Match, group: Sequence[Match], errors: dict[str, float] | None) -> None:
+def _write(work: ir.Model, plan: Plan, match: Match, errors: dict[str, float] | None) -> None:
+    """Write a weight in the form in which the model stores it, for all that read it."""
     place, weight = match.place, plan.weight(match)
     if not np.isfinite(weight).all():
         odd = next((key for key in match.keys if not np.isfinite(plan.source.tensors[key]).all()), match.keys[0])
         raise DataError(f"'{shown(odd)}' contains NaN or infinity, or makes such weights; use other weights")
-    readers = {node for m in group for node in _readers(m.place)}
+    readers = _readers(place.value)
     _check_range(place, weight, ir.DataType.FLOAT if is_integer(place) else place.value.dtype)
     if place.layer is None and place.node.op_type == TABLE:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -193,7 +208,7 @@ def _write_plain(work: ir.Model, place: Place, weight: Array) -> None:
 def _check_range(place: Place, weight: Array, dtype: ir.DataType | None) -> None:
     """Raise DataError for numbers beyond the floating-point type of a weight in the model."""
     kind = dtype or ir.DataType.FLOAT
-    if weight.size and float(np.abs(weight).max()) > float(ml_dtypes.finfo(kind.numpy()).max):
+    if weight.size and max(weight.max(), -weight.min()) > float(ml_dtypes.finfo(kind.numpy()).max):
         is_short = kind == ir.DataType.FLOAT16
         raise DataError(
             f"'{shown(place.name)}' has numbers beyond {kind.numpy().name}, in which the model stores it; "
@@ -202,19 +217,11 @@ def _check_range(place: Place, weight: Array, dtype: ir.DataType | None) -> None
         )
 
 
-def _readers(place: Place) -> list[ir.Node]:
-    """Return the node that reads a weight, and the nodes from the stored tensor to it."""
-    if place.layer is not None:
-        return [place.node, *rewritten(place.layer.weight)[1]]
-    nodes, value = [place.node], place.node.inputs[0] if place.node.op_type == TABLE else None
-    while value is not None and value is not place.value and (node := value.producer()) is not None:
-        nodes.append(node)
-        value = node.inputs[0]
-    return nodes
-
-
-def _is_rounded(match: Match) -> bool:
-    """Whether a weight is stored as integers, or as floats of 16 bits."""
-    layer, tensor = match.place.layer, numbers_of(match.place.value)
-    is_short = tensor is not None and tensor.dtype.itemsize < 4
-    return is_short or is_integer(match.place) or (layer is not None and is_quantised(layer))
+def _readers(value: ir.Value) -> set[ir.Node]:
+    """Return the nodes that read a stored tensor: those that only rewrite it, and those that read their results."""
+    found, values = set[ir.Node](), [value]
+    while values:
+        new = [node for node in values.pop().consumers() if node not in found]
+        found.update(new)
+        values += [v for node in new if node.op_type in (*REWRITES, "Reshape") for v in node.outputs]
+    return found

@@ -82,6 +82,12 @@ def read_table(node: ir.Node) -> Array:
     return quantiser.dequantised(numbers)
 
 
+def table_rounding(node: ir.Node) -> Array:
+    """Return the largest rounding error of each number of a table [rows, columns]."""
+    quantiser, numbers = _quantiser(node)
+    return quantiser.rounding(numbers)
+
+
 def write_table(work: ir.Model, node: ir.Node, table: Array) -> float:
     """Replace the table of a GatherBlockQuantized in its format; return the rounding error ``‖stored − W‖/‖W‖``.
 

@@ -15,17 +15,32 @@ from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
 
-_AT_ONCE = 1 << 24  # elements of a packed weight that are quantised at once: 64 MB of float32
+# elements of a packed weight that are quantised at once: 70 MB with all intermediate results. With 1 << 24, writing a
+# matrix of 4096 by 4096 took 415 MB
+_AT_ONCE = 1 << 21
 
 
 def canonical(layer: Layer) -> Array:
     """Return the weight of a layer as float64: (outputs, inputs) or (outputs, inputs of a group, kernel)."""
     if layer.kind != "MatMulNBits":
         return as_laid_out(layer, np.asarray(as_read(layer.weight), np.float64))
-    held, packing = numbers_of(layer.weight), Packing.of(layer.node)
-    quantiser = quantiser_of(layer.node)
+    quantiser, integers = _packed(layer.node)
+    return np.asarray(quantiser.dequantised(integers)[:, : layer.sizes[0]], np.float64)
+
+
+def canonical_rounding(layer: Layer) -> Array:
+    """Return the largest rounding error of each number that ``canonical`` returns, in the same shape."""
+    if layer.kind != "MatMulNBits":
+        return as_laid_out(layer, rounding_of(layer.weight))
+    quantiser, integers = _packed(layer.node)
+    return quantiser.rounding(integers)[:, : layer.sizes[0]]
+
+
+def _packed(node: ir.Node) -> tuple[Quantiser, Array]:
+    """Return the quantiser of a MatMulNBits, and its integers (outputs, blocks · block size)."""
+    held = numbers_of(node.inputs[1])
     assert held is not None
-    return np.asarray(quantiser.dequantised(packing.weight(held.numpy()))[:, : packing.K], np.float64)
+    return quantiser_of(node), Packing.of(node).weight(held.numpy())
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
@@ -43,20 +58,56 @@ def as_read(value: ir.Value) -> Array:
     Raises:
         BuildError: the value is not a stored weight.
     """
+    numbers, chain = _stored_numbers(value)
+    for node in chain:
+        numbers = _rewritten_by(node, numbers)
+    return numbers
+
+
+def rounding_of(value: ir.Value) -> Array:
+    """Return the largest rounding error of each number that ``as_read`` returns, in the same shape.
+
+    A number of its type is the nearest to the float that it stands for: float32 and float64 are exact.
+
+    Raises:
+        BuildError: the value is not a stored weight.
+    """
+    numbers, chain = _stored_numbers(value)
+    found = _rounding_as(numbers.dtype, numbers)
+    for node in chain:
+        if node.op_type == "DequantizeLinear":
+            found = quantiser_of(node).rounding(numbers)
+        elif node.op_type == "Transpose":
+            found = found.transpose(_order(node, found.ndim))
+        numbers = _rewritten_by(node, numbers)
+        found = np.maximum(found, _rounding_as(numbers.dtype, numbers))
+    return found
+
+
+def _stored_numbers(value: ir.Value) -> tuple[Array, list[ir.Node]]:
     start, chain = rewritten(value)
     tensor = numbers_of(start)
     if tensor is None:
         raise BuildError(f"'{shown(value.name)}' is computed, so it has no stored numbers")
-    numbers: Array = tensor.numpy()
-    for node in chain:
-        if node.op_type == "Cast":
-            numbers = numbers.astype(ir.DataType(node.attributes["to"].as_int()).numpy())
-        elif node.op_type == "DequantizeLinear":
-            quantiser = quantiser_of(node)
-            numbers = quantiser.dequantised(numbers).astype(quantiser.scales.dtype)
-        elif node.op_type == "Transpose":
-            numbers = numbers.transpose(_order(node, numbers.ndim))
-    return numbers
+    return tensor.numpy(), chain
+
+
+def _rewritten_by(node: ir.Node, numbers: Array) -> Array:
+    if node.op_type == "Cast":
+        return numbers.astype(ir.DataType(node.attributes["to"].as_int()).numpy())
+    if node.op_type == "DequantizeLinear":
+        quantiser = quantiser_of(node)
+        return quantiser.dequantised(numbers).astype(quantiser.scales.dtype)
+    return numbers.transpose(_order(node, numbers.ndim)) if node.op_type == "Transpose" else numbers
+
+
+# relative rounding errors, and the smallest differences: converters to float16 raise smaller numbers to 1e-7
+_ROUNDING = {"float16": (2.0**-11, 1e-7), "bfloat16": (2.0**-8, 0.0)}
+
+
+def _rounding_as(dtype: np.dtype, numbers: Array) -> Array:
+    relative, least = _ROUNDING.get(dtype.name, (0.0, 0.0))
+    return relative * np.abs(np.asarray(numbers, np.float64)) + least if relative else np.zeros(numbers.shape)
 
 
 def _order(transpose: ir.Node, rank: int) -> list[int]:
@@ -75,7 +126,7 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array, readers: Collectio
     if layer.kind == "MatMulNBits":
         _as_product(work, layer.node, weight.T)
         return
-    new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy())
+    new = as_laid_out(layer, weight).astype((layer.weight.dtype or ir.DataType.FLOAT).numpy(), order="C")
     if numbers_of(layer.weight) is not None and _is_its_own(layer.weight, readers):
         set_numbers(work, layer.weight, new)
     elif readers and (start := _start_of(layer, readers)) is not None:
@@ -158,8 +209,19 @@ def write_quantised(work: ir.Model, layer: Layer, weight: Array, readers: Collec
         return _write_packed(work, layer.node, weight, readers)
     if np.array_equal(weight, canonical(layer)):
         return 0.0
+    biases = {node: as_read(v) for node in {layer.node, *readers} if (v := _integer_bias(node)) is not None}
     _write_stored(work, layer, as_laid_out(layer, weight), readers)
+    for node, bias in biases.items():  # runtimes assume that their scales are products of the weights' scales
+        write_integer_bias(work, node, bias)
     return _error(layer, weight)
+
+
+def _integer_bias(node: ir.Node) -> ir.Value | None:
+    """Return the bias of a Conv or Gemm of integer data, stored as integers, too; None for other biases and nodes."""
+    bias = Layer(node).bias if node.op_type in ("Conv", "Gemm") else None
+    data = node.inputs[0].producer() if bias is not None and node.inputs[0] is not None else None
+    sources = [data, *rewritten(bias)[1]] if data is not None else []
+    return bias if [n.op_type for n in sources if n is not None] == ["DequantizeLinear"] * 2 else None
 
 
 def _error(layer: Layer, weight: Array) -> float:
@@ -290,11 +352,15 @@ def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:
         )
     of_data, of_weight, old = (numbers_of(n.inputs[1]) for n in known)
     assert of_data is not None and of_weight is not None and old is not None
-    scales = np.broadcast_to(of_data.numpy() * of_weight.numpy(), (len(bias),))
-    scales = scales.astype(old.dtype.numpy())
+    scales = np.broadcast_to(of_data.numpy() * of_weight.numpy(), (len(bias),)).astype(old.dtype.numpy())
+    if old.size < len(bias) and (scales != scales[0]).any():
+        raise BuildError(
+            f"the bias of '{shown(node.name)}' has one scale, but the weights have one for each output; quantise the "
+            "model again"
+        )
     integers = np.clip(np.rint(bias / scales.astype(np.float64)), -(2**31), 2**31 - 1).astype(np.int32)
     _store(work, known[2], 0, integers, ())
-    _store(work, known[2], 1, scales if old.shape.rank() else scales[0], ())
+    _store(work, known[2], 1, scales[: old.size].reshape(tuple(old.shape.numpy())), ())
 
 
 def _own_chain(work: ir.Model, layer: Layer, readers: Collection[ir.Node]) -> list[ir.Node]:

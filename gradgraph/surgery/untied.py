@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, checked
 from gradgraph.errors import ModelError
+from gradgraph.files.model_metadata import add_given_names
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
@@ -52,22 +53,28 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
     return closed(work, model, out)
 
 
-def untie(work: ir.Model, value: ir.Value) -> None:
-    """Copy a weight for each module that reads it, except the module it is named after (or else the first)."""
-    modules = modules_of(value)
-    name, tensor = value.name or "", value.const_value
+def untie(work: ir.Model, value: ir.Value, is_one: Callable[[str], bool] = lambda _: True) -> None:
+    """Copy a weight for each module that reads it, except the module it is named after (or else the first).
+
+    What ``is_one`` rejects is no module but a call of another, and keeps its weight.
+    """
+    copies, name, tensor = dict[str, str](), value.name or "", value.const_value
+    modules = {m: uses for m, uses in modules_of(value).items() if is_one(scope_of(behind_moves(*uses[0])[0]))}
     assert tensor is not None
-    owner = next((m for m, uses in modules.items() if _is_of(name, m, uses)), next(iter(modules)))
+    owner = next((m for m, uses in modules.items() if _is_of(name, m, uses)), next(iter(modules), ""))
     for module, uses in modules.items():
         if module == owner:
             continue
+        is_exporters = _is_second_name(uses[0][0])
         own = add_weight(work, _name(work, module, uses[0]) or name, tensor.numpy())
         own.metadata_props.update(value.metadata_props)
+        copies |= {} if is_exporters else {own.name or "": name}
         for node, position in uses:
             if _is_second_name(node):
                 node.outputs[0].replace_all_uses_with(own)
             else:
                 node.replace_input_with(position, own)
+    add_given_names(work, copies)
 
 
 def _is_of(name: str, module: str, uses: Sequence[tuple[ir.Node, int]]) -> bool:

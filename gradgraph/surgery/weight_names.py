@@ -20,16 +20,29 @@ _LAST_NORM = re.compile(r"((?:[^.\d]+\.)*?)(?:norm|final_layernorm|final_layer_n
 _BUILDERS_LAST_NORM = re.compile(r"((?:[^.\d]+\.)*?)layers\.\d+\.final_norm_layernorm\.(\w+)")
 
 
-_EXPERTS = re.compile(r"(.*)\.(?:mlp|moe)\.experts\.(\w+_proj)(_bias)?")  # parameters of all experts in one tensor
-
+_EXPERTS = re.compile(r"(.*)\.moe\.experts\.(\w+_proj)(_bias)?")  # parameters of all experts in one tensor
+_EXPERT = re.compile(r"(.*\.moe\.experts\.\d+)\.(w[123])\.(\w+)")  # of one expert
+_OF_AN_EXPERT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+# parts of names of modules in Hugging Face's folders, and the names of onnxruntime-genai's builder
+_PARTS = {
+    "_norm.layernorm.": "_norm.", ".attn.query_layernorm.": ".attn.q_norm.", ".attn.key_layernorm.": ".attn.k_norm.",
+    ".attn.q_layernorm.": ".attn.q_norm.", ".attn.k_layernorm.": ".attn.k_norm.",
+    ".operator_norm.": ".operator_layernorm.", ".ffn_norm.": ".ffn_layernorm.",
+    ".mlp.experts.": ".moe.experts.", ".feed_forward.experts.": ".moe.experts.", ".mlp.gate.": ".moe.router.",
+    ".feed_forward.gate.": ".moe.router.", ".feed_forward.expert_bias": ".moe.expert_bias",
+    ".mlp.shared_expert.": ".mlp.", ".mlp.shared_expert_gate.": ".shared_expert_gate.",
+}  # fmt: skip
 
 _NUMBERS = re.compile(r"\d+")
 
 
 def meaning(name: str) -> str:
     """Return the name of a tensor in the form in which both sides are compared."""
-    name = as_ours(name).replace("_norm.layernorm.", "_norm.").replace(".attn.query_layernorm.", ".attn.q_norm.")
-    name = name.replace(".attn.key_layernorm.", ".attn.k_norm.").replace(".mlp.experts.", ".moe.experts.")
+    name = as_ours(name)
+    for theirs, ours in _PARTS.items():
+        name = name.replace(theirs, ours)
+    if expert := _EXPERT.fullmatch(name):
+        return f"{expert[1]}.{_OF_AN_EXPERT[expert[2]]}.{expert[3]}"
     if experts := _EXPERTS.fullmatch(name):
         return f"{experts[1]}.moe.experts.{experts[2]}.{'bias' if experts[3] else 'weight'}"
     last = _BUILDERS_LAST_NORM.fullmatch(name) or _LAST_NORM.fullmatch(name)

@@ -2,17 +2,20 @@
 
 A weight is a stored tensor: plain, transposed, quantised, packed with others, or a constant that an exporter computed
 from it. Its module is known from its own name, from the name that an optimizer recorded for a folded constant, or from
-the scope of the node that reads it.
+the scope of the node that reads it. Only the first two say that it is a parameter: a scope's constant may be any
+function of it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import given_names
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.places import behind_moves, module_of, place_of
 from gradgraph.surgery.linear_layers import Layer, linear_layers, rewritten
@@ -20,13 +23,20 @@ from gradgraph.surgery.naming import is_anonymous
 from gradgraph.surgery.operation import numbers_of
 
 TABLE = "GatherBlockQuantized"
+DECAY = "neg_exp_A"  # onnxruntime-genai's builder stores -exp(A_log) under this name
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # metadata of constants that PyTorch's exporter computed
 # names of values whose numbers are those of their source: of steps of PyTorch, and within these
-_MOVED = re.compile(r"(val_\d+|(_to_copy|_unsafe_view|alias|clone|contiguous|detach|expand|lift_fresh_copy|permute|"
+_MOVED = re.compile(r"((_to_copy|_unsafe_view|alias|clone|contiguous|detach|expand|lift_fresh_copy|permute|"
                     r"reshape|squeeze|t|to|transpose|type_as|unsqueeze|view)(_\d+)?)")  # fmt: skip
+_UNNAMED = re.compile(r"val_\d+")
+_FX_NODE = "pkg.torch.onnx.fx_node"  # metadata of nodes: the operator of PyTorch that they are of
+_TURN = re.compile(r"(t|transpose|permute)(_\d+)?")
 _NORMS = frozenset({"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
                     "GroupQueryAttention", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
                     "SkipSimplifiedLayerNormalization"})  # fmt: skip
+_STORED = re.compile(r"(_merged_\d+)?(_Q\d+(G\d+)?|_quantized|_quant)?$")  # what optimum and quantisers append to names
+_COMPUTED = re.compile(r"/|Conv\w+Fusion_")  # beginnings of names of nodes' outputs, and of onnxruntime's fused weights
+_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _MOVES = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
 
 
@@ -41,6 +51,9 @@ class Place:
         value: the stored tensor; for a MatMulNBits, the packed integers.
         node: the node that reads the tensor, behind nodes that only rewrite it.
         layer: the linear layer whose weight this is; None for other parameters.
+        written: the paths that the model's file itself has for the stored tensor: its name, or the name of the
+            parameter that the exporter moved. Empty if it has none, or if gradgraph derived the name.
+        origin: the exporter's name of the stored tensor.
     """
 
     names: tuple[str, ...]
@@ -48,6 +61,8 @@ class Place:
     value: ir.Value
     node: ir.Node
     layer: Layer | None = None
+    written: tuple[str, ...] = ()
+    origin: str = ""
 
     @property
     def name(self) -> str:
@@ -67,6 +82,22 @@ class Place:
         """Whether a normalisation multiplies by this tensor, so that it contains any number added to the weight."""
         return self.role in ("weight", "scale") and (self.node.op_type in _NORMS or self.node.op_type == "Mul")
 
+    @property
+    def is_decay(self) -> bool:
+        """Whether this is -exp(A_log), the factor of a linear attention's gate."""
+        return self.node.op_type == "LinearAttentionGate" and (self.value.name or "").endswith(f".{DECAY}")
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether this tensor contains a matrix for each expert of a mixture."""
+        return self.layer is None and ".experts." in self.name and len(shape_of(self.value) or ()) == 3
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether the rows of gates and linear halves of experts alternate, as MoE reads them."""
+        is_first = self.node.op_type == "MoE" and self.value in self.node.inputs[2:4]
+        return is_first and self.node.attributes.get_int("swiglu_fusion", 0) == 1
+
 
 def places_of(work: ir.Model) -> list[Place]:
     """Return the weights of a model in the order of their readers."""
@@ -82,8 +113,37 @@ def places_of(work: ir.Model) -> list[Place]:
         if uses and not _is_of_quantiser(value):
             node, _ = behind_moves(*uses[0])
             found.append(Place(*_names_of_value(value, *uses[0]), value, node))
-    order = {node: i for i, node in enumerate(nodes_of(work))}
+    order, given = {node: i for i, node in enumerate(nodes_of(work))}, given_names(work.metadata_props)
+    origins = [given.get(place.value.name or "", place.value.name or "") for place in found]
+    found = [
+        replace(p, written=_written(p.value, origin), origin=origin) for p, origin in zip(found, origins, strict=True)
+    ]
     return sorted(found, key=lambda place: order.get(place.node, -1))
+
+
+def _written(value: ir.Value, origin: str) -> tuple[str, ...]:
+    """Return the paths that the file has for a stored tensor; none if the exporter recorded that it computed it.
+
+    ``origin`` is the exporter's name of the tensor.
+    """
+    own = [_plain(origin)] if _is_name(origin) else []
+    return () if is_computed(value, origin) else _unique([*recorded_names(value), *own])
+
+
+def _is_name(name: str) -> bool:
+    """Whether the name of a stored tensor is neither generated nor that of a node's output."""
+    return not is_anonymous(_plain(name)) and _COMPUTED.match(name) is None
+
+
+def _plain(name: str) -> str:
+    """Return the name of a stored tensor without what quantisers, optimum and onnxruntime-genai's builder append."""
+    name = _STORED.sub("", name).replace(".Add.bias", ".bias")
+    return re.sub(r"\.MatMul\.weight$|\.qweight$", ".weight", name).replace(f".{DECAY}", ".A_log")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is the path of a parameter in a module: identifiers and numbers with points between them."""
+    return _PATH.fullmatch(name) is not None
 
 
 def _start(value: ir.Value) -> ir.Value:
@@ -94,10 +154,10 @@ def _start(value: ir.Value) -> ir.Value:
 def _names_of_layer(layer: Layer) -> tuple[tuple[str, ...], int]:
     """Return the possible paths of a layer's weight, and how many come from the weight's name."""
     start = _start(layer.weight)
-    recorded = [name for name in recorded_names(start) if name.endswith(".weight")]
+    named_so = [name for name in recorded_names(start) if name.endswith(".weight")]
     modules = [module.removesuffix(".MatMul") for module in (layer.name, layer.repeats) if module]
-    named = _unique([*recorded, *(f"{module}.weight" for module in modules)])
-    if recorded or (not is_anonymous(start.name or "") and layer.name != module_of(layer.node)):
+    named = _unique([*named_so, *(f"{module}.weight" for module in modules)])
+    if named_so or (_is_name(start.name or "") and layer.name != module_of(layer.node)):
         return named, len(named)
     scope = scope_of(layer.node)
     if not scope:
@@ -114,7 +174,7 @@ def _bias_of(layer: Layer) -> Place | None:
         return None
     of_weight, own = _names_of_layer(layer)
     modules = [name.rpartition(".")[0] for name in of_weight]
-    named = [*recorded_names(start), *([] if is_anonymous(start.name or "") else [start.name or ""])]
+    named = [*recorded_names(start), *([start.name or ""] if _is_name(start.name or "") else [])]
     named = [name.replace(".Add.bias", ".bias") for name in named if name.endswith("bias") and "." in name]
     names = _unique([*named, *(f"{module}.bias" for module in modules)])
     names = names if f"{modules[0]}.bias" not in names else _unique([f"{modules[0]}.bias", *names])
@@ -136,26 +196,51 @@ def _tables(work: ir.Model) -> Iterator[Place]:
 
 
 def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tuple[str, ...], int]:
-    name = value.name or ""
+    name = (value.name or "").replace(f".{DECAY}", ".A_log")
     _, role = place_of(node, position)
     reader, _ = behind_moves(node, position)
     scope, module = scope_of(reader), module_of(reader)
     if module and name.startswith(f"{module}."):  # as untied weights are called
         name = f"{scope}{name[len(module) :]}"
-    found = _unique([*recorded_names(value), *([] if is_anonymous(name) or name.startswith("/") else [name])])
+    found = _unique([*recorded_names(value), *([name] if _is_name(name) else [])])
     return _unique([*found, *([f"{scope}.{role or 'weight'}"] if scope else [])]) or (name,), len(found)
 
 
 def recorded_names(value: ir.Value) -> list[str]:
-    """Return the names of the tensors that PyTorch's exporter computed ``value`` from."""
+    """Return the names of the parameters that PyTorch's exporter computed ``value`` from."""
     return re.findall(r"'([^']*\.[^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
 
 
-def is_computed(value: ir.Value) -> bool:
+def turns_of(value: ir.Value, origin: str) -> int | None:
+    """Return how often PyTorch's exporter recorded that it transposed a matrix; None if that is unknown.
+
+    ``origin`` is the exporter's name of the tensor.
+    """
+    steps = _steps(value, origin)
+    if not steps or unknown_steps(value, origin):
+        return None
+    return sum((_TURN.fullmatch(step) or _UNNAMED.fullmatch(step)) is not None for step in steps)
+
+
+def unknown_steps(value: ir.Value, origin: str) -> int:
+    """Return the number of steps between a parameter and a stored tensor of which PyTorch's exporter recorded no name.
+
+    These are parts of one operator of PyTorch, such as the Mul of ``add(alpha=2)``. In ``linear`` it is a Transpose.
+    """
+    is_linear = all("aten.linear" in use.node.metadata_props.get(_FX_NODE, "") for use in value.uses())
+    return 0 if is_linear else sum(_UNNAMED.fullmatch(step) is not None for step in _steps(value, origin))
+
+
+def is_computed(value: ir.Value, origin: str) -> bool:
     """Whether PyTorch's exporter recorded that it computed ``value`` from a parameter, not only moved it."""
+    return any(not (_MOVED.fullmatch(step) or _UNNAMED.fullmatch(step)) for step in _steps(value, origin))
+
+
+def _steps(value: ir.Value, origin: str) -> list[str]:
+    """Return the names of the values from a parameter to a stored tensor, as PyTorch's exporter recorded them."""
     text = value.metadata_props.get(_FOLDED_FROM, "")
-    names = [value.name or "", *re.findall(r"'([^']*)'", text)]
-    return "." in text and any("." not in name and not _MOVED.fullmatch(name) for name in names)
+    names = [*re.findall(r"'([^']*)'", text), origin]
+    return [name for name in names if "." not in name] if "." in text else []
 
 
 def _is_of_quantiser(value: ir.Value) -> bool:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from gradgraph import surgery
-from gradgraph.errors import DataError
+from gradgraph.errors import ArgumentError, DataError
 
 torch = pytest.importorskip("torch", reason="exports from PyTorch")
 safetensors: Any = pytest.importorskip("safetensors.torch", reason="saves tensors of PyTorch")
@@ -114,7 +115,7 @@ def test_an_epsilon_that_is_in_neither_file_is_asked_for(tmp_path: Path) -> None
 
 
 class Product(torch.nn.Module):
-    """A product with a function of a module's weight."""
+    """A product with a function of a module's weight; a sum, if the function's result is not a matrix."""
 
     def __init__(self, function: Any, sizes: tuple[int, ...] = (6, 8)) -> None:
         super().__init__()
@@ -123,6 +124,45 @@ class Product(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         found = self.function(self.weight)
         return x @ found.t() if found.ndim == 2 else x + found
+
+
+class Scale(Product):
+    """A normalisation that multiplies by a function of its weight."""
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.function(self.weight)
+
+
+class Kernel(Product):
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.conv1d(x, self.function(self.weight))
+
+
+class Table(Product):
+    """An embedding and a last layer that is tied to a function of it."""
+
+    def forward(self, x: Any) -> Any:
+        rows = torch.nn.functional.embedding((x[..., 0] > 0).long(), self.weight)
+        return rows @ self.function(self.weight).t()
+
+
+class Added(torch.nn.Module):
+    """An addition that multiplies the weight."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(*sizes))
+
+    def forward(self, x: Any) -> Any:
+        return torch.add(x, self.weight, alpha=0.97)
+
+
+class Keys(Added):
+    """Learned keys, which an attention scales."""
+
+    def forward(self, x: Any) -> Any:
+        y = x[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(y, self.weight, y[:, :, :4])[:, 0]
 
 
 class Block(torch.nn.Module):
@@ -146,20 +186,61 @@ class Convolutions(torch.nn.Module):
         return self.bn1(self.conv2(torch.relu(self.bn2(self.conv1(x)))))
 
 
-COMPUTED: dict[str, Any] = {
-    "multiple": lambda: Product(lambda w: 0.5 * w),
-    "negative": lambda: Product(lambda w: -w),
-    "softmax": lambda: Product(lambda w: w.softmax(-1)),
-    "permuted": lambda: Product(lambda w: w[[5, 4, 3, 2, 1, 0]]),
-    "transposed": lambda: Product(lambda w: w.t(), (8, 8)),
-    "positions": lambda: Product(lambda w: 0.3 * w, (1, 5, 8)),
-    "norms": Convolutions,
+class ScaledConvolution(torch.nn.Module):
+    """A function of a kernel, under a BatchNormalization that exporters merge into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = torch.nn.Conv1d(5, 5, 3), torch.nn.BatchNorm1d(5)
+
+    def forward(self, x: Any) -> Any:
+        return self.bn(torch.nn.functional.conv1d(x, 0.97 * self.conv.weight, self.conv.bias))
+
+
+FUNCTIONS: dict[str, Any] = {
+    "half": lambda w: 0.5 * w,
+    "nearly": lambda w: 0.999 * w,
+    "more": lambda w: 1.0001 * w,
+    "negative": lambda w: -w,
+    "square": lambda w: w * w,
+    "absolute": torch.abs,
+    "bounded": lambda w: w.clamp(-2, 2),
+    "one more": lambda w: 1 + w,
+    "centred": lambda w: w - w.mean(-1, keepdim=True),
+    "softmax": lambda w: w.softmax(-1),
+    "twice transposed": lambda w: (0.98 * w.t()).t(),
+    "of unit length": lambda w: w / w.norm(dim=-1, keepdim=True),
+    "permuted": lambda w: w[list(range(len(w)))[::-1]],
 }
+COMPUTED: dict[str, Any] = {
+    **{name: (lambda f=f: Product(f)) for name, f in FUNCTIONS.items()},
+    **{f"norm {name}": (lambda f=FUNCTIONS[name]: Scale(f, (8,))) for name in ("nearly", "one more", "square")},
+    **{f"kernel {name}": (lambda f=FUNCTIONS[name]: Kernel(f, (5, 5, 3))) for name in ("nearly", "centred")},
+    **{f"tied {name}": (lambda f=FUNCTIONS[name]: Table(f, (6, 8))) for name in ("half", "nearly")},
+    "transposed": lambda: Product(lambda w: w.t(), (8, 8)),
+    "positions": lambda: Product(lambda w: 0.99 * w, (1, 5, 8)),
+    "parts of an operator": lambda: Added((8,)),
+    "keys": lambda: Keys((1, 1, 4, 8)),
+    "norms": Convolutions,
+    "kernel under a norm": ScaledConvolution,
+}
+AS_IT_IS = {"linear": lambda: torch.nn.Linear(8, 6), "called twice": lambda: Twice()}
+
+
+class Twice(torch.nn.Module):
+    """A layer and a norm that are called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.linear(torch.relu(self.norm(self.linear(x)))))
 
 
 def drawn(name: str, seed: int) -> Any:
     torch.manual_seed(seed)
-    made = Block(COMPUTED[name]() if name in COMPUTED else torch.nn.Linear(8, 6)).eval()
+    made = Block((COMPUTED | AS_IT_IS)[name]()).eval()
     for key, value in made.state_dict().items():
         if key.endswith(("running_var", "bn1.weight", "bn2.weight")):
             value += 2 * torch.rand_like(value)
@@ -170,34 +251,106 @@ def arrays(network: Any) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", COMPUTED)
-def test_computed_constants_are_never_replaced(name: str, tmp_path: Path) -> None:
-    """Neither by unlike weights, nor by similar ones, nor with the weights of the export."""
-    old, new = drawn(name, 0), drawn(name, 1)
-    file = by_torchscript(old, {"x": torch.randn(2, 5, 8)}, ["y"], tmp_path)
-    before, after = arrays(old), arrays(new)
-    similar = {n: a + (after[n] - a) / 20 if a.dtype.kind == "f" else a for n, a in before.items()}
-    for weights in (after, similar):
-        with pytest.raises(DataError, match=r"may have computed|do not match|does not fit|fits|is square"):
-            surgery.load_weights(file, weights, epsilon=EPSILON)
-    with pytest.raises(DataError, match=r"so the exporter computed it|do not match|does not fit|fits|is square"):
-        surgery.load_weights(file, after, epsilon=EPSILON, exported_from=before)
+def moved(name: str, share: float) -> tuple[Any, dict[str, Any]]:
+    """A network whose weights are moved by a share of the way to others, and its weights."""
+    one, other = arrays(drawn(name, 0)), arrays(drawn(name, 1))
+    found = {n: a + share * (other[n] - a) if a.dtype.kind == "f" else a for n, a in one.items()}
+    network = drawn(name, 0)
+    network.load_state_dict({n: torch.from_numpy(np.asarray(a)) for n, a in found.items()})
+    return network, found
 
 
-@pytest.mark.parametrize("share", [0.05, 1.0])
-def test_a_weight_without_a_name_is_replaced_on_evidence(share: float, tmp_path: Path) -> None:
-    """By similar weights, or if the weights of the export are those of the model."""
-    old, new, x = drawn("linear", 0), drawn("linear", 1), torch.randn(2, 5, 8)
-    file = by_torchscript(old, {"x": x}, ["y"], tmp_path)
-    before = arrays(old)
-    after = {name: array + share * (arrays(new)[name] - array) for name, array in before.items()}
-    new.load_state_dict({name: torch.from_numpy(array) for name, array in after.items()})
-    if share == 1.0:
-        with pytest.raises(DataError, match="may have computed weights"):
-            surgery.load_weights(file, after)
-        with pytest.raises(DataError, match="other weights were exported"):
-            surgery.load_weights(file, after, exported_from=after)
-    found = surgery.load_weights(file, after, exported_from=before if share == 1.0 else None)
-    session = ort.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+def loads(file: Any, weights: Any, network: Any, **options: Any) -> bool:
+    """Whether weights are loaded; they then give PyTorch's predictions, and are refused otherwise."""
+    try:
+        found = surgery.load_weights(file, weights, epsilon=EPSILON, **options)
+    except DataError:
+        return False
+    except ArgumentError as error:  # all names are the model's own
+        assert "does not apply" in str(error)
+        return loads(file, weights, network) if options else surgery.load_weights(file, weights) is not None
     with torch.no_grad():
-        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], new(x).numpy(), atol=1e-6)
+        wanted = network(INPUT).numpy()
+    proto = found if isinstance(found, onnx.ModelProto) else onnx.load(found)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (given,) = session.run(None, {session.get_inputs()[0].name: INPUT.numpy()})
+    np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=2e-6)
+    return True
+
+
+INPUT = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
+ROUTES = {"as exported": lambda file: file, "named": surgery.name_weights}
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_constants_are_never_replaced(name: str, exporter: str, tmp_path: Path) -> None:
+    """However similar the weights are, with or without those of the export, and whatever names gradgraph gives."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    old = drawn(name, 0)
+    file = EXPORTERS[exporter](old, {"x": INPUT}, ["y"], tmp_path)
+    for share in (1.0, 1e-3):
+        new, weights = moved(name, share)
+        for route in ROUTES.values():
+            for options in ({}, {"exported_from": arrays(old)}):
+                loads(route(file), weights, new, **options)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("share", [1e-3, 1.0])
+@pytest.mark.parametrize("name", AS_IT_IS)
+def test_a_weight_without_a_name_is_replaced_on_evidence(name: str, share: float, route: str, tmp_path: Path) -> None:
+    """If the weights of the export are those of the model; modules may be called several times."""
+    old, (new, weights) = drawn(name, 0), moved(name, share)
+    file = ROUTES[route](by_torchscript(old, {"x": INPUT}, ["y"], tmp_path))
+    with pytest.raises(DataError, match="may have computed weights"):
+        surgery.load_weights(file, weights)
+    with pytest.raises(DataError, match="other weights were exported"):
+        surgery.load_weights(file, weights, exported_from=weights)
+    assert loads(file, weights, new, exported_from=arrays(old))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["linear", "nearly", "half"])
+def test_quantised_constants_are_those_of_the_export(name: str, bits: int, tmp_path: Path) -> None:
+    """Each is the integer nearest to the number that the exporter had; a multiple has others."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    torch.manual_seed(0)
+    old = Block(torch.nn.Linear(64, 32) if name == "linear" else Product(FUNCTIONS[name], (32, 64))).eval()
+    file = by_torchscript(old, {"x": torch.randn(2, 5, 64)}, ["y"], tmp_path)
+    quantiser = MatMulNBitsQuantizer(onnx.load(file), bits=bits, block_size=32, is_symmetric=name != "half")
+    quantiser.process()
+    model = quantiser.model.model
+    after = {n: a + np.float32(0.3) for n, a in arrays(old).items()}
+    with pytest.raises(DataError, match="may have computed weights"):
+        surgery.load_weights(model, after)
+    if name != "linear":
+        with pytest.raises(DataError, match="so the exporter computed it"):
+            surgery.load_weights(model, after, exported_from=arrays(old))
+        return
+    errors: dict[str, float] = {}
+    surgery.load_weights(model, after, exported_from=arrays(old), errors=errors)
+    assert set(errors) == {"inner"}
+    assert errors["inner"] < (0.1 if bits == 4 else 0.01)
+
+
+def test_names_of_untied_copies_are_no_evidence(tmp_path: Path) -> None:
+    """Two norms that multiply by 1 + weight begin as one tensor of ones."""
+
+    class Norms(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (Scale(lambda w: 1 + w, (8,)) for _ in range(2))
+            for norm in (self.first, self.second):
+                torch.nn.init.zeros_(norm.weight)
+
+        def forward(self, x: Any) -> Any:
+            return self.second(torch.relu(self.first(x)))
+
+    file = by_torchscript(Norms(), {"x": INPUT}, ["y"], tmp_path)
+    after = {name: np.full(8, 0.1, np.float32) for name in ("first.weight", "second.weight")}
+    for model in (file, surgery.name_weights(file), surgery.untie_weights(file)):
+        with pytest.raises(DataError, match=r"may have computed weights|seem to be 1"):
+            surgery.load_weights(model, after)

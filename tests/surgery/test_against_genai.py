@@ -215,17 +215,21 @@ def test_weights_of_another_training_give_the_file_that_the_builder_writes(
 ) -> None:
     """Trained elsewhere, in a folder of transformers: each stored number is the builder's, and so are the scores."""
     name, _, file = family
-    if name in families.HYBRID:
-        pytest.skip("names of mixers and their experts are not matched yet; the weights are refused by name")
     families.write_network(name, tmp_path / "hf", seed=1)
+    for end in EXPERTS_IN_4_BITS:
+        remove_tensors(tmp_path / "hf" / "model.safetensors", end)
     for extra in EXPERTS_IN_4_BITS:
         remove_tensors(tmp_path / "hf" / "model.safetensors", extra)
     wanted = families.build(tmp_path / "hf", tmp_path / "out", "fp32", "cpu")
-    found = surgery.load_weights(file, tmp_path / "hf")
+    found = surgery.load_weights(file, tmp_path / "hf", strict="qwen3.5" not in name)  # whose vision is another file
     stored, own = ({t.name: t for t in model.graph.initializer} for model in (onnx.load(wanted), found))
     assert stored.keys() == own.keys()
     for tensor in stored:
-        np.testing.assert_array_equal(*(onnx.numpy_helper.to_array(x[tensor]) for x in (own, stored)), err_msg=tensor)
+        arrays = [onnx.numpy_helper.to_array(x[tensor]) for x in (own, stored)]
+        if tensor.endswith(".neg_exp_A"):  # NumPy's exponential and PyTorch's differ by a rounding
+            np.testing.assert_array_max_ulp(*arrays, maxulp=1)
+        else:
+            np.testing.assert_array_equal(*arrays, err_msg=tensor)
     expected = scores(families.adapted(wanted, name), IDS)
     assert np.abs(scores(families.adapted(file, name), IDS) - expected).max() > 0.05
     np.testing.assert_allclose(scores(families.adapted(found, name), IDS), expected, atol=3e-6)

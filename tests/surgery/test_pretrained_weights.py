@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 from gradgraph import surgery
 from gradgraph.errors import ArgumentError, DataError
@@ -355,3 +357,93 @@ def test_options_of_modules_are_refused_for_names_of_the_model(option: dict[str,
     own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     with pytest.raises(ArgumentError, match=f"{next(iter(option))} does not apply .* by name"):
         surgery.load_weights(model, own, **option)
+
+
+# --- integers of QDQ ---------------------------------------------------------------------------------------------
+
+
+class Images(CalibrationDataReader):
+    """Calibration data: images from a normal distribution."""
+
+    def __init__(self) -> None:
+        self.rest = iter(np.random.default_rng(5).normal(size=(8, 2, 3, 8, 8)).astype(np.float32))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(({"x": x} for x in self.rest), None)
+
+
+def convolutions(seed: int) -> tuple[onnx.ModelProto, Tensors]:
+    """Two convolutions with biases, in floats, and their weights."""
+    rng = np.random.default_rng(seed)
+    sizes = {"first.weight": (6, 3, 3, 3), "first.bias": (6,), "second.weight": (4, 6, 1, 1), "second.bias": (4,)}
+    given = {n: (rng.normal(size=s) * 0.3 * (1 + seed)).astype(np.float32) for n, s in sizes.items()}
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 19]> g (float[2, 3, 8, 8] x) => (float[2, 4, 8, 8] y) {
+        a = Conv<pads=[1, 1, 1, 1]>(x, w, b) r = Relu(a) y = Conv(r, v, c) }"""
+    )
+    for node, names in zip([model.graph.node[0], model.graph.node[2]], (("w", "b"), ("v", "c")), strict=True):
+        module = "first" if names[0] == "w" else "second"
+        node.name, node.input[1:] = f"/{module}/Conv", [f"{module}.weight", f"{module}.bias"]
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in given.items())
+    return model, given
+
+
+@pytest.mark.parametrize("given", [("weight", "bias"), ("weight",)], ids=["all", "weights only"])
+@pytest.mark.parametrize("by_channel", [True, False])
+def test_scales_of_biases_are_those_of_data_and_new_weights(
+    by_channel: bool, given: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As the kernels of integers assume, which do not read the scales of biases."""
+    (old, _), (_, new) = convolutions(0), convolutions(1)
+    onnx.save(old, tmp_path / "float.onnx")
+    quantize_static(str(tmp_path / "float.onnx"), str(tmp_path / "int8.onnx"), Images(), per_channel=by_channel)
+    kept = {n: a for n, a in new.items() if n.endswith(given)}
+    found = surgery.load_weights(tmp_path / "int8.onnx", kept, strict=len(given) == 2)
+    stored = {t.name: numpy_helper.to_array(t) for t in found.graph.initializer}
+    readers = {n.output[0]: n for n in found.graph.node if n.op_type == "DequantizeLinear"}
+    for node in [n for n in found.graph.node if n.op_type == "Conv"]:
+        of_data, of_weight, of_bias = (stored[readers[name].input[1]] for name in node.input)
+        np.testing.assert_allclose(of_bias, of_data * of_weight, rtol=1e-6)
+    images = np.random.default_rng(6).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    levels = (ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    outputs = [optimised(found, images, level) for level in levels]
+    wanted = {n: new[n] if n in kept else a for n, a in convolutions(0)[1].items()}
+    for tensor in old.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(wanted[tensor.name], tensor.name))
+    exact = optimised(old, images, levels[0])
+    scale = stored[[n for n in found.graph.node if n.op_type == "DequantizeLinear"][-1].input[1]]
+    assert np.abs(outputs[0] - outputs[1]).max() <= 2.01 * scale
+    inside = np.abs(exact) < 0.9 * 127 * scale  # ranges of data are those of the old weights
+    assert np.abs(outputs[0] - exact)[inside].mean() < 0.1 * np.abs(exact).mean()
+
+
+def optimised(model: onnx.ModelProto, x: np.ndarray, level: Any) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "int4 asymmetric"])
+def test_a_table_of_integers_that_is_not_tied(form: str, tmp_path: Path) -> None:
+    """GatherBlockQuantized with integers of its own, beside a last layer of others."""
+
+    class Untied(Exporter):
+        def head(self) -> np.ndarray:
+            return self.given["lm_head.weight"]
+
+        def embedding(self) -> str:
+            names = self.packed("model.embed_tokens", self.given["model.embed_tokens.weight"])
+            bits = 8 if self.form == "int8" else 4
+            self.stored[names[0]] = self.stored[names[0]].reshape(WORDS, -1)
+            return self.add("GatherBlockQuantized", [names[0], "input_ids", *names[1:]], "embedded", "com.microsoft",
+                            bits=bits, block_size=BLOCK, gather_axis=0, quantize_axis=1)  # fmt: skip
+
+    new, errors = tensors(1), dict[str, float]()
+    before, wanted = (Untied(t, form, tied=False).model() for t in (tensors(0), new))
+    found = surgery.load_weights(before, folder(tmp_path / "hf", new), errors=errors)
+    assert [t.name for t in found.graph.initializer] == [t.name for t in wanted.graph.initializer]
+    assert 0 < errors["model.embed_tokens"] < FORMS[form]
+    exact = run(Exporter(new, "float", tied=False).model())
+    rounding = [np.linalg.norm(run(model) - exact) for model in (found, wanted)]
+    assert rounding[0] < 1.5 * rounding[1]
