@@ -16,14 +16,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.after import behind_orders
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.nodes import is_standard, made_by
+from gradgraph.graph.nodes import is_standard, made_by, read_once
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.graph.shapes import all_sizes
+from gradgraph.graph.shapes import all_sizes, small_constant
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.composites.dot_product_attention import attention_gradient
 from gradgraph.rules.linalg import transposed
@@ -61,11 +62,13 @@ class _Weights:
     """The nodes that compute probabilities P from Q and Kᵀ.
 
     Attributes:
-        nodes: the product, nodes with an input that all heads share, and the Softmax, each with the index of the input
-            that the preceding one computes.
+        nodes: the product, nodes with an input that all heads of a sample share, and the Softmax, each with the index
+            of the input that the preceding one computes.
+        guarded: whether NaN in P (of fully masked rows) is replaced by zeros.
     """
 
     nodes: tuple[tuple[ir.Node, int], ...]
+    guarded: bool
 
     @classmethod
     def of(cls, p: ir.Value, readers: set[ir.Node]) -> _Weights:
@@ -74,7 +77,10 @@ class _Weights:
         Raises:
             MismatchError: if another node reads scores or ``p``, or heads differ in anything but Q, K and V.
         """
-        value, found, sizes = p, list[tuple[ir.Node, int]](), some(all_sizes(shape_of(p)))
+        found, sizes = list[tuple[ir.Node, int]](), some(all_sizes(shape_of(p)))
+        need({reader for reader, _ in p.uses()} == readers and not p.is_graph_output())
+        value, readers = _unguarded(p, readers)
+        is_guarded = value is not p
         while True:
             node = some(value.producer())
             need({reader for reader, _ in value.uses()} == readers and not value.is_graph_output())
@@ -84,7 +90,7 @@ class _Weights:
             found.append((node, place))
             value, readers = some(node.inputs[place]), {node}
         need([is_standard(n, "Softmax") for n, _ in found] == [True] + [False] * (len(found) - 1))
-        return cls(((node, 0), *reversed(found)))
+        return cls(((node, 0), *reversed(found)), is_guarded)
 
     @property
     def factors(self) -> tuple[ir.Value, ir.Value]:
@@ -94,22 +100,35 @@ class _Weights:
 
     @property
     def shared(self) -> list[ir.Value]:
-        """The inputs that all heads share."""
+        """The inputs that all heads of a sample share."""
         return [some(x) for node, place in self.nodes[1:] for i, x in enumerate(node.inputs) if i != place]
 
     def write(self, op: Builder, scores: Var, shared: Mapping[ir.Value, Var]) -> Var:
         """Write the nodes after the product, and return P."""
         for node, place in self.nodes[1:]:
             if is_standard(node, "Softmax"):
-                scores = op.Softmax(scores, axis=-1)
+                p = op.Softmax(scores, axis=-1)
+                scores = op.Where(op.IsNaN(p), 0.0, p) if self.guarded else p
             else:
                 inputs = [scores if i == place else shared[some(x)] for i, x in enumerate(node.inputs)]
                 scores = op.emit(node.op_type, *inputs)
         return scores
 
 
+def _unguarded(p: ir.Value, readers: set[ir.Node]) -> tuple[ir.Value, set[ir.Node]]:
+    """Return P before a Where that replaces NaN with zeros, and the two nodes that read it; else ``p``, ``readers``."""
+    guard = made_by(p, "Where")
+    asked = None if guard is None else made_by(guard.inputs[0], "IsNaN")
+    if guard is None or asked is None:
+        return p, readers
+    zero = small_constant(guard.inputs[1])
+    need(asked.inputs[0] is guard.inputs[2] and zero is not None and zero.size == 1 and not zero.any())
+    need(read_once(asked.outputs[0], guard))
+    return some(guard.inputs[2]), {asked, guard}
+
+
 def _place_of_scores(node: ir.Node, sizes: Sequence[int]) -> int:
-    """Return the index of the only input of ``node`` that differs between heads, which must have the given ``sizes``.
+    """Return the index of the only input of ``node`` that has the given ``sizes``; heads must share the other inputs.
 
     Raises:
         MismatchError: if there is no such input, or ``node`` is neither a Softmax along the last axis nor elementwise.
@@ -119,9 +138,8 @@ def _place_of_scores(node: ir.Node, sizes: Sequence[int]) -> int:
         return 0
     need(is_standard(node, *_SHARED))
     given = [some(all_sizes(shape_of(x))) for x in node.inputs]
-    own = [i for i, each in enumerate(given) if any(size != 1 for size in each[:-2])]
-    need(len(own) == 1 and given[own[0]] == list(sizes))
-    need(all(len(each) <= len(sizes) for each in given))
+    own = [i for i, each in enumerate(given) if each == list(sizes)]
+    need(len(own) == 1 and all(_is_shared(some(x), sizes) for i, x in enumerate(node.inputs) if i != own[0]))
     return own[0]
 
 
@@ -167,28 +185,36 @@ class _Attention:
         need(all(each[:-2] == sizes[:-2] for each in given))
         size = max(given[0][-1], given[-1][-1])
         need(size <= (SHORT_HEAD if math.prod(sizes[-2:]) > MOST_AT_ONCE else MOST_HEAD_SIZE) and found.turns > 1)
-        need(condition is None or _is_for_all(condition, sizes))
+        need(condition is None or _is_shared(condition, sizes))
         return found
 
     @property
+    def shared(self) -> list[ir.Value]:
+        """The inputs that all heads of a sample share."""
+        condition = [] if self.condition is None else [self.condition]
+        return list(dict.fromkeys((*self.weights.shared, *self.again.shared, *condition)))
+
+    @property
     def turns(self) -> int:
-        """The number of groups of heads."""
+        """The number of groups of heads; a group is of one sample if samples have different masks."""
         heads, scores = math.prod(self.sizes[:-2]), math.prod(self.sizes[-2:])
+        together = heads // self.sizes[0] if any(_of_sample(x, self.sizes) for x in self.shared) else heads
         most = max(1, MOST_AT_ONCE // max(1, scores))
-        return heads // max(d for d in range(1, min(most, heads) + 1) if heads % d == 0) if heads else 0
+        return heads // max((d for d in range(1, min(most, together) + 1) if together % d == 0), default=heads or 1)
 
     def write(self, editor: Editor) -> None:
         """Write the two Scans in place of the nodes."""
         op, kept = editor.op, attributes(self.gradient).get("kept", 1)
         op.scope = self.weighed.name or ""
-        shared = {x: _as_matrix(op, x) for x in (*self.weights.shared, *self.again.shared)}
-        condition = None if self.condition is None else _as_matrix(op, self.condition)
+        matrices = {x: self._as_matrices(op, x) for x in self.shared}
 
-        def forward(q: Var, k: Var, v: Var) -> list[Var]:
-            return [self.weights.write(op, q @ k, shared) @ v]
+        def forward(sample: Var, q: Var, k: Var, v: Var) -> list[Var]:
+            return [self.weights.write(op, q @ k, self._of(op, matrices, sample, self.weights.shared)) @ v]
 
-        def backward(dy: Var, o: Var, q: Var, k: Var, v: Var) -> list[Var]:
+        def backward(sample: Var, dy: Var, o: Var, q: Var, k: Var, v: Var) -> list[Var]:
+            shared = self._of(op, matrices, sample, self.shared)
             p = self.again.write(op, q @ transposed(op, k), shared)
+            condition = None if self.condition is None else shared[self.condition]
             return list(attention_gradient(op, dy, o, p, q, k, v, None, condition, kept=kept)[:3])
 
         first = [op.wrap(x) for x in (*self.weights.factors, some(self.weighed.inputs[1]))]
@@ -199,12 +225,30 @@ class _Attention:
         given = {"dy": dy, "o": o, "q": q, "k": k, "v": v}
         editor.replace(self.gradient, *self._scan(op, backward, given, [q, k, v]))
 
+    def _as_matrices(self, op: Builder, x: ir.Value) -> Var:
+        """Return ``x`` as one matrix, or as [samples, rows, columns] if it differs between samples."""
+        sizes = some(all_sizes(shape_of(x)))
+        if _of_sample(x, self.sizes):
+            return op.Reshape(op.wrap(x), [sizes[0], *sizes[-2:]])
+        return op.Reshape(op.wrap(x), sizes[-2:]) if len(sizes) > 2 else op.wrap(x)
+
+    def _of(
+        self, op: Builder, matrices: Mapping[ir.Value, Var], sample: Var, wanted: Sequence[ir.Value]
+    ) -> dict[ir.Value, Var]:
+        """Return the matrix of one sample for each of ``wanted``."""
+        values = dict.fromkeys(wanted)
+        return {x: op.Gather(matrices[x], sample) if _of_sample(x, self.sizes) else matrices[x] for x in values}
+
     def _scan(
         self, op: Builder, write: Callable[..., Sequence[Var]], given: Mapping[str, Var], like: Sequence[Var]
     ) -> list[Var]:
-        """Write a Scan over groups of heads; return its results, with the shapes of ``like``."""
+        """Write a Scan over groups of heads; return its results, with the shapes of ``like``.
+
+        ``write`` gets the index of the sample, and the parts of ``given``.
+        """
         turns, heads = self.turns, math.prod(self.sizes[:-2])
-        split, pieces = [], []
+        sample = op.const(np.arange(turns) * self.sizes[0] // turns)
+        split, pieces = [sample], [ir.Value(name="sample", type=sample.value.type, shape=ir.Shape([]))]
         for name, x in given.items():
             shape = [heads // turns, *some(all_sizes(x.shape))[-2:]]
             split.append(op.Reshape(x, [turns, *shape]))
@@ -216,12 +260,6 @@ class _Attention:
         return [op.Reshape(y, some(all_sizes(x.shape))) for y, x in zip(made, like, strict=True)]
 
 
-def _as_matrix(op: Builder, x: ir.Value) -> Var:
-    """Return ``x``, whose leading sizes are 1, with at most two axes."""
-    sizes = some(all_sizes(shape_of(x)))
-    return op.Reshape(op.wrap(x), sizes[-2:]) if len(sizes) > 2 else op.wrap(x)
-
-
 def _moved(x: ir.Value, swapped: bool = False) -> tuple[ir.Value, list[int]]:
     """Return the tensor that a Transpose turns into ``x``, and the order of its axes, with the last two ``swapped``."""
     x = behind_orders(x)
@@ -231,7 +269,15 @@ def _moved(x: ir.Value, swapped: bool = False) -> tuple[ir.Value, list[int]]:
     return x, [*axes[:-2], axes[-1], axes[-2]] if swapped else axes
 
 
-def _is_for_all(x: ir.Value, sizes: Sequence[int]) -> bool:
-    """Return whether all heads share ``x``, which broadcasts to scores of the given ``sizes``."""
+def _is_shared(x: ir.Value, sizes: Sequence[int]) -> bool:
+    """Return whether all heads of a sample share ``x``, which broadcasts to scores of the given ``sizes``."""
     given = all_sizes(shape_of(x))
-    return given is not None and len(given) <= len(sizes) and all(size == 1 for size in given[:-2])
+    if given is None or len(given) > len(sizes):
+        return False
+    return all(size == 1 for size in given[:-2]) or (_of_sample(x, sizes) and all(size == 1 for size in given[1:-2]))
+
+
+def _of_sample(x: ir.Value, sizes: Sequence[int]) -> bool:
+    """Return whether ``x`` differs between samples, on the first axis of scores of the given ``sizes``."""
+    given = all_sizes(shape_of(x)) or []
+    return len(given) == len(sizes) > 2 and given[0] == sizes[0] != 1

@@ -21,14 +21,18 @@ LENGTH, SIZE = 64, 4
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, LENGTH, 3 * SIZE)).astype(np.float32)
 HIDDEN = np.where(RNG.random((1, LENGTH)) < 0.2, -9.0, 0.0).astype(np.float32)
+SEEN = RNG.random((2, 1, LENGTH, LENGTH)) < 0.5
+SEEN[0, :, 3] = False
 
 
 class Attending(nn.Module):
     """Three heads of ``size`` on two sequences, with a mask or without."""
 
-    def __init__(self, mask: Any = None, causal: bool = False, size: int = SIZE, reads: bool = False) -> None:
+    def __init__(
+        self, mask: Any = None, causal: bool = False, size: int = SIZE, reads: bool = False, guarded: Any = None
+    ) -> None:
         super().__init__()
-        self.mask, self.causal, self.size, self.reads = mask, causal, size, reads
+        self.mask, self.causal, self.size, self.reads, self.guarded = mask, causal, size, reads, guarded
         self.qkv, self.out = nn.Linear(3 * SIZE, 9 * size), nn.Linear(3 * size, 1)
 
     def forward(self, x: Any) -> Any:
@@ -37,6 +41,9 @@ class Attending(nn.Module):
         if self.reads:
             p = F.softmax(q @ k.transpose(-2, -1), -1)
             return self.out((p @ v).permute(0, 2, 1, 3).reshape(b, n, -1)) + p.sum()
+        if self.guarded is not None:  # as exporters of PyTorch write it
+            p = F.softmax(F.where(self.guarded, q @ k.transpose(-2, -1), -np.inf), -1)
+            return self.out((F.where(F.isnan(p), 0.0, p) @ v).permute(0, 2, 1, 3).reshape(b, n, -1))
         y = F.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.causal)
         return self.out(y.permute(0, 2, 1, 3).reshape(b, n, -1))
 
@@ -46,9 +53,11 @@ NETWORKS = {
     "causal": Attending(causal=True),
     "a mask for all": Attending(HIDDEN),
     "a mask with axes of one": Attending(HIDDEN.reshape(1, 1, 1, LENGTH)),
+    "a mask for each sequence": Attending(np.stack([HIDDEN, 0 * HIDDEN])[:, None]),
+    "a condition for each sequence, a row without keys": Attending(guarded=SEEN),
 }
 OTHERS = {
-    "a mask for each sequence": Attending(np.stack([HIDDEN, 0 * HIDDEN])[:, None]),
+    "a mask for each head": Attending(np.stack([HIDDEN] * 3)),
     "long heads": Attending(size=72),
     "probabilities are read": Attending(reads=True),
 }
@@ -97,5 +106,5 @@ def test_groups_are_as_large_as_allowed(most: int, heads: int, monkeypatch: pyte
         for a in n.attribute
         if a.name == "body"
     ]
-    sizes = {body.input[0].type.tensor_type.shape.dim[0].dim_value for body in bodies}
+    sizes = {body.input[-1].type.tensor_type.shape.dim[0].dim_value for body in bodies}
     assert sizes == {heads}
