@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.expert_files import stored_experts, with_experts
 from gradgraph.surgery.grouped_factors import spread
-from gradgraph.surgery.linear_layers import linear_layers
+from gradgraph.surgery.linear_layers import Layer, linear_layers
 from gradgraph.surgery.operation import (
     Path,
     array_named,
@@ -136,6 +137,8 @@ def save_adapter(
     if experts:
         more, own = stored_experts(work, experts, _names_of_experts(experts, of_family, called), PREFIX)
         arrays, config = arrays | more, with_experts(config, own)
+    if isinstance(config.get("target_modules"), list) and family is None:
+        config["target_modules"] = _targets(config["target_modules"], called, linear_layers(work, "*")[0])
     target = FilePath(os.fspath(folder))
     with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
@@ -152,6 +155,17 @@ def _names_of_experts(experts: Sequence[Adapter], family: Family | None, called:
         own = module if family is None else as_theirs(module, family)
         found[adapter.module] = called.get(adapter.module, f"{own}{point}{parameter}")
     return found
+
+
+def _targets(modules: list[str], called: Mapping[str, str], layers: Sequence[Layer]) -> list[str] | str:
+    """Return PEFT's ``target_modules``: names, or a regular expression if a name is also the end of another module's.
+
+    PEFT adapts all modules that end with a name; it matches an expression with whole names.
+    """
+    paths = [called.get(layer.name, layer.name).split(".") for layer in layers]
+    every = {tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)}  # layers, and modules of layers
+    ends = {".".join(path[begin:]) for path in every if ".".join(path) not in modules for begin in range(1, len(path))}
+    return modules if ends.isdisjoint(modules) else "|".join(map(re.escape, modules))
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:

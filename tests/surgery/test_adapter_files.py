@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,17 @@ def test_a_module_called_twice_that_was_trained_whole(tmp_path: Path) -> None:
     x = rng.normal(size=(2, 4)).astype(np.float32)
     silent = surgery.load_weights(found, zero, strict=False)
     np.testing.assert_allclose(run(silent, x), x @ first.T @ new.T @ new.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapted", [["fc"], ["block.fc"], ["fc", "block.fc"], ["block.1.fc"], [*ENDINGS]])
+def test_peft_adapts_the_layers_that_have_an_adapter(adapted: list[str], tmp_path: Path) -> None:
+    """By the rule of PEFT: an expression for whole names, or a list of names and ends of names."""
+    model, _ = ending_alike()
+    surgery.save_adapter(gg.lora(model, adapted, rank=2), tmp_path)
+    target = json.loads((tmp_path / CONFIG).read_text())["target_modules"]
+    modules = [*ENDINGS, "block", "block.1", "other", "other.block", "other.block.1"]
+    if isinstance(target, str):
+        found = {name for name in modules if re.fullmatch(target, name)}
+    else:
+        found = {name for name in modules if name in target or name.endswith(tuple(f".{one}" for one in target))}
+    assert found == {*adapted}
