@@ -432,6 +432,11 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
 
 def _module(kind: str, key: str) -> str:
     part = _part(kind, key)
+    if not part and key.endswith(tuple(f".{name}" for name in KINDS["lora"].of_embeddings)):
+        raise DataError(
+            f"'{shown(key)}' belongs to an adapter of kind {kind} on an embedding, which is not supported; merge the "
+            "adapter into its model in PEFT (merge_and_unload), and export the merged model"
+        )
     if not part:
         raise DataError(
             f"'{shown(key)}' in {WEIGHTS} is not the name of a tensor of an adapter of kind {kind}; save the adapter "

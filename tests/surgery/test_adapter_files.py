@@ -333,3 +333,11 @@ def test_peft_adapts_the_layers_that_have_an_adapter(adapted: list[str], tmp_pat
     else:
         found = {name for name in modules if name in target or name.endswith(tuple(f".{one}" for one in target))}
     assert found == {*adapted}
+
+
+def test_dora_of_an_embedding_is_refused(tmp_path: Path) -> None:
+    tensors = {"w.lora_embedding_A": np.zeros((2, 7)), "w.lora_embedding_B": np.zeros((5, 2)),
+               "w.lora_magnitude_vector": np.ones(5)}  # fmt: skip
+    path = written(tmp_path / "peft", tensors, {"r": 2, "lora_alpha": 2, "use_dora": True})
+    with pytest.raises(DataError, match="an adapter of kind dora on an embedding, which is not supported; merge"):
+        surgery.load_adapter(LAYERS["embedding"], path)
