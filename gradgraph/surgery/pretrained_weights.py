@@ -13,6 +13,7 @@ Each weight of the model (``weight_places``) is matched with tensors of the file
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -55,12 +56,16 @@ from gradgraph.surgery.weights import weights_of
 
 Array = np.ndarray[Any, Any]
 
-# tensors that are not weights: counters, and buffers that models compute themselves
+# tensors that are not weights: counters, buffers that models compute themselves, and masks of training (wav2vec2)
 _BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids", "masked_bias", "attn.bias",
-            "attention.bias", "relative_position_index", "rotary_emb.cos_cached", "rotary_emb.sin_cached")  # fmt: skip
+            "attention.bias", "relative_position_index", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
+            "masked_spec_embed")  # fmt: skip
 
 
 _SUMS = 1e-5  # relative rounding errors of sums and products of float32 that an exporter computed
+_SHARED = re.compile(
+    r"((en|de)coder\.)?embed_tokens\.weight$"
+)  # of T5 and BART: folders have it once, as shared.weight
 _OWN_ORDER = frozenset({"Attention", "GRU", "LSTM", "RNN"})  # of gates and heads, other than PyTorch's
 
 
@@ -140,6 +145,7 @@ class Plan:
         matches = [replace(match, is_named=match.place.value in sure) for match in matches]
         matches = self._with_norms(places, matches)
         self.matches = [match for match in matches if match.parts or match.norm is not None]
+        self._places = places
         held = {match.place.value for match in self.matches}
         missing = {place.value: place.name for place in places if place.value not in held}
         required = {place.value for place in places if place.value.name in wanted or is_integer(place)}
@@ -162,7 +168,7 @@ class Plan:
             return ()
         if is_recurrent(place.node):
             return self._recurrent(place)
-        for name in names:
+        for name in [*names, *(_SHARED.sub("shared.weight", name) for name in names if _SHARED.search(name))]:
             if (key := self._names.find(name)) is not None:
                 return (Part(key),)
         if not names:
@@ -569,6 +575,37 @@ class Plan:
         if place.node.op_type == TABLE:
             return read_table(place.node)
         return as_read(_read_from(place)) if is_integer(place) else as_read(place.value)
+
+    def add_equal(self, before: Plan) -> None:
+        """Match weights without a tensor with the unused tensors that they are equal to, in the weights of the export.
+
+        Constants that an exporter moved from one module to another, such as positions, have no name and no module.
+
+        Args:
+            before: the plan for the weights from which the model was exported; it gets the same matches.
+        """
+        lost = {place.value: place for place in self._places if place.name in {*self.missing} & {*before.missing}}
+        for place in lost.values():
+            keys = [key for key in before.spare if key in self.spare and before._is_equal(place, key)]
+            if len(keys) == 1:
+                for plan in (self, before):
+                    match = Match(place, (Part(keys[0]),), is_named=False)
+                    plan._check_shape(match)
+                    plan.matches.append(match)
+                    plan.missing.remove(place.name)
+                    plan.spare.remove(keys[0])
+
+    def _is_equal(self, place: Place, key: str) -> bool:
+        """Whether a tensor of several different numbers is what the model stores."""
+        array = self.source.tensors[key]
+        if array.size != _size(place) or bool((array == array.reshape(-1)[0]).all()):
+            return False
+        match = Match(place, (Part(key),))
+        try:
+            self._check_shape(match)
+        except DataError:
+            return False
+        return self.is_stored(match)
 
     def is_unchanged(self, match: Match) -> bool:
         """Whether the model already stores exactly the new numbers of a weight."""

@@ -61,7 +61,9 @@ def take_pretrained(
         plan.check_computed()
         _leave_doubtful(plan, strict)
     else:
-        _check_exported(plan, Plan(work, exported, epsilon))
+        before = Plan(work, exported, epsilon)
+        plan.add_equal(before)
+        _check_exported(plan, before)
     _check_all(plan, strict)
     groups: dict[ir.Value, list[Match]] = defaultdict(list)
     for match in sorted(

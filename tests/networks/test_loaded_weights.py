@@ -224,7 +224,17 @@ COMPUTED: dict[str, Any] = {
     "norms": Convolutions,
     "kernel under a norm": ScaledConvolution,
 }
-AS_IT_IS = {"linear": lambda: torch.nn.Linear(8, 6), "called twice": lambda: Twice()}
+
+
+class Positions(torch.nn.Module):
+    """A table whose first rows are read by another module, as in Whisper's encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = torch.nn.Embedding(5, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) + self.table.weight[None, :5]
 
 
 class Twice(torch.nn.Module):
@@ -236,6 +246,9 @@ class Twice(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.norm(self.linear(torch.relu(self.norm(self.linear(x)))))
+
+
+AS_IT_IS = {"linear": lambda: torch.nn.Linear(8, 6), "called twice": Twice, "of another module": Positions}
 
 
 def drawn(name: str, seed: int) -> Any:
@@ -304,9 +317,9 @@ def test_a_weight_without_a_name_is_replaced_on_evidence(name: str, share: float
     """If the weights of the export are those of the model; modules may be called several times."""
     old, (new, weights) = drawn(name, 0), moved(name, share)
     file = ROUTES[route](by_torchscript(old, {"x": INPUT}, ["y"], tmp_path))
-    with pytest.raises(DataError, match="may have computed weights"):
+    with pytest.raises(DataError, match=r"may have computed weights|1 weight of the model has no tensor"):
         surgery.load_weights(file, weights)
-    with pytest.raises(DataError, match="other weights were exported"):
+    with pytest.raises(DataError, match=r"other weights were exported|1 weight of the model has no tensor"):
         surgery.load_weights(file, weights, exported_from=weights)
     assert loads(file, weights, new, exported_from=arrays(old))
 

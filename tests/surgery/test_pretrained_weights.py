@@ -246,6 +246,14 @@ def test_norms_that_multiply_by_one_more(tmp_path: Path) -> None:
         surgery.load_weights(model, folder(tmp_path / "no", new))
 
 
+def test_a_table_that_encoder_and_decoder_share(tmp_path: Path) -> None:
+    """As in folders of T5 and BART."""
+    new = tensors(1)
+    shared = {n.replace("embed_tokens", "shared"): a for n, a in new.items()}
+    found = surgery.load_weights(Exporter(tensors(0), "float", False).model(), folder(tmp_path / "hf", shared))
+    np.testing.assert_array_equal(run(found), run(Exporter(new, "float", False).model()))
+
+
 def without(given: Tensors, *ends: str) -> Tensors:
     return {n: a for n, a in given.items() if not n.endswith(ends)}
 
