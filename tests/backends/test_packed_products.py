@@ -128,6 +128,46 @@ def test_a_few_rows_at_a_time_give_the_same(given: dict[str, Any], copied: bool,
     np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
 
 
+def layers(count: int) -> onnx.ModelProto:
+    """A trained layer, and behind it ``count`` layers with packed weights of their own."""
+    rng, nodes = np.random.default_rng(0), [helper.make_node("MatMul", ["x", "w"], ["h0"])]
+    weights = {"w": rng.normal(size=(5, K)).astype(np.float32)}
+    for i in range(count):
+        weights[f"q{i}"] = rng.integers(0, 256, (K, K // 32, 16), np.uint8)
+        weights[f"s{i}"] = rng.uniform(0.01, 0.02, K * K // 32).astype(np.float32)
+        nodes += [helper.make_node("MatMulNBits", [f"h{i}", f"q{i}", f"s{i}"], [f"p{i}"], domain="com.microsoft",
+                                   K=K, N=K, bits=4, block_size=32),
+                  helper.make_node("Tanh", [f"p{i}"], [f"h{i + 1}"])]  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, ["rows", 5])],
+                              [value(f"h{count}", TensorProto.FLOAT, ["rows", K])],
+                              [numpy_helper.from_array(a, n) for n, a in weights.items()])  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_recomputed_products_keep_no_float_weights(short_strips: None) -> None:
+    """Strips of the forward pass would otherwise stay in memory for the recomputed products, which are equal nodes."""
+    data = {"x": np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), "target": np.ones((3, K), np.float32)}
+    losses = []
+    for keep in (None, ["h2", "h4"]):
+        step = gg.build(layers(6), "mse", gg.optim.sgd(0.1), train="w", recompute=keep)
+        trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(pack_weights=False))
+        losses.append([float(trainer.step(data)["loss"]) for _ in range(3)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    lowered = for_machine(step.train, packing(BACKENDS["ort-cpu"], False), {"rows": 3})
+    assert sum(n.op_type == "MatMul" and n.name.startswith("again/") for n in lowered.graph.node) >= 2
+    readers: dict[str, set[str]] = {}
+    for node in reversed(lowered.graph.node):
+        for name in node.input:
+            made = (
+                {node.name} if node.op_type == "MatMul" else set().union(*(readers.get(y, set()) for y in node.output))
+            )
+            readers[name] = readers.get(name, set()) | made
+    strips = [readers[n.output[0]] for n in lowered.graph.node if n.op_type == "DequantizeLinear"]
+    assert len(strips) > 6 * 13 and all(len(products) == 1 for products in strips)
+
+
 @pytest.mark.sweep(0.6)
 @pytest.mark.parametrize("points", [False, True, "float"])
 @pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 16), (8, 64)])

@@ -16,6 +16,7 @@ Measured with onnxruntime 1.32 on one AVX512 core, 128 rows, blocks of 32, in na
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -132,6 +133,7 @@ class Writer:
 
     def __init__(self, editor: Editor) -> None:
         self.editor, self.op = editor, editor.op
+        self._counts = Counter[tuple[ir.Value, bool]]()  # of products written by strips
         self._seen: dict[tuple[ir.Value, ir.DataType, tuple[int, ...], int], ir.Value] = {}
 
     def write(self, product: StoredProduct, copied: bool) -> None:
@@ -197,25 +199,30 @@ class Writer:
         """Return strips, runs of rows, of W in float32, computed in place of the whole W.
 
         Equal nodes would be merged, so that strips of the forward pass would stay in memory for the backward pass. To
-        prevent this, the axis of DequantizeLinear is 0 for ``x · Wᵀ`` and −2 for ``x · W``.
+        prevent this, the axis of DequantizeLinear is 0 for ``x · Wᵀ`` and −2 for ``x · W``. Further products of the
+        same kind, such as those of recomputation, read the integers in a shape with more axes, of size 1.
         """
         weight, axis = product.weight, 0 if product.turned else -2
+        more = self._counts[weight.numbers, product.turned]
+        self._counts[weight.numbers, product.turned] += 1
         height = max(
             2, STRIP // weight.columns // 2 * 2
         )  # even, so that with 4 bits the next strip starts at a whole byte
         self.op.scope = weight.made.name or ""
         made = [
-            self._float_rows(weight, begin, min(height, weight.rows - begin), axis)
+            self._float_rows(weight, begin, min(height, weight.rows - begin), axis, more)
             for begin in range(0, weight.rows, height)
         ]
         self.editor.place(weight.made)
         return made
 
-    def _float_rows(self, weight: StoredWeight, begin: int, count: int, axis: int) -> Var:
+    def _float_rows(self, weight: StoredWeight, begin: int, count: int, axis: int, more: int) -> Var:
         blocks = weight.columns // weight.block
         kind, first, several = weight.numbers.dtype, begin * blocks, count * blocks
         assert kind is not None
-        numbers = self.view(weight.numbers, kind, (several, weight.block), first * weight.block)
+        shape = (several, weight.block, *[1] * more)
+        axis = axis if axis >= 0 else axis - more  # the first axis in both spellings
+        numbers = self.view(weight.numbers, kind, shape, first * weight.block)
         scales = self.view(weight.scales, ir.DataType.FLOAT, (several,), first)
         points = None if weight.points is None else self.view(weight.points, kind, (several,), first)
         made = self.op.DequantizeLinear(numbers, scales, points, axis=axis)
