@@ -16,7 +16,7 @@ from gradgraph.step.step import Step
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 
-PROCESS = 350 << 20  # bytes of the interpreter with libraries, graphs and the sessions of 16 layers
+PROCESS = 250 << 20  # bytes of the interpreter with libraries and graphs (180 were measured), without sessions
 WORKSPACES = 0.05  # of the prediction: temporary buffers of kernels (at most 4 % were measured)
 MERGING = 48  # bytes per weight of a layer while it is merged in float64 and requantised (45 were measured)
 LEAST_RANK = 4  # minimum rank chosen automatically: a lower one learns less and saves little
@@ -160,9 +160,9 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
     state = sum(spec.nbytes for spec in step.manifest.state)  # copied once more when it is saved
     taken = prediction.memory
     alone = integers(step) + prediction.evaluation
-    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # PROCESS includes sessions
-    training += sessions * alone
-    merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
+    process = PROCESS + taken.session  # closed sessions leave holes between objects of the heap
+    training = process + state + round((1 + WORKSPACES) * (taken.total - taken.session)) + sessions * alone
+    merging = process + 2 * state + taken.frozen + max(alone, MERGING * merges)
     return max(training, merging if merges else 0)
 
 
