@@ -92,11 +92,16 @@ def read_questions(source: Any, columns: Mapping[str, str] | None = None) -> Que
     unread = [name for name in records.rows[0] if name not in own.values()]
     if unread:
         log.info("columns of %s that are ignored: %s", records.where, listed(map(shown, unread), 12))
-    found = []
+    found, places = list[Question](), dict[str, int]()
     for i, row in enumerate(records.rows):
         made = _question({name: row.get(column) for name, column in own.items()}, i)
         if isinstance(made, str):
             raise DataError(f"{records.place(i)}: {made}")
+        if places.setdefault(made.name, i) != i:
+            raise DataError(
+                f"{records.place(i)} has the id '{shown(made.name)}' of {records.place(places[made.name])}; use an id "
+                "of its own for each question"
+            )
         found.append(made)
     return Questions(found, records.where, records.place)
 

@@ -76,7 +76,7 @@ def experts_in(
         DataError: a parameter is not a tensor of experts of the model, sizes do not fit, or the order of axes of square
             matrices is unknown.
     """
-    targets = settings.all.texts(TARGETS, ())
+    targets = settings.parameters
     if not targets:
         return [], dict(arrays)
     if KINDS[kind].peft != "LORA" or settings.is_dora or settings.dropout:
@@ -186,7 +186,7 @@ def _is_exchanged(layer: Experts, width: int, settings: Settings) -> bool:
     inputs, outputs = layer.sizes
     if inputs != outputs:
         return width == outputs
-    version = re.match(r"(\d+)\.(\d+)", settings.all.text(VERSION, ""))
+    version = re.match(r"(\d+)\.(\d+)", settings.version)
     if version is None or (int(version[1]), int(version[2])) < (0, 19):
         raise DataError(
             f"the experts of '{shown(layer.name)}' are square, and PEFT before 0.19, or without {VERSION} in {CONFIG}, "

@@ -31,6 +31,8 @@ class Settings:
         all: all fields of the file.
         ranks, alphas: exceptions from ``rank`` and ``alpha``, by pattern of layer names.
         inward: patterns of the IA3 layers whose input is multiplied.
+        parameters: the names of the parameters of experts that have adapters (``target_parameters``).
+        version: the version of PEFT that wrote the file; empty if it is not recorded.
         blocks, shares: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
     """
 
@@ -44,6 +46,8 @@ class Settings:
     inward: tuple[str, ...]
     is_dora: bool
     is_rslora: bool
+    parameters: tuple[str, ...] = ()
+    version: str = ""
     blocks: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     shares: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -67,6 +71,8 @@ def settings_of(table: Fields) -> Settings:
         inward=(table.text(inward),) if isinstance(table.value(inward), str) else table.texts(inward, ()),
         is_dora=table.flag("use_dora", False),
         is_rslora=table.flag("use_rslora", False),
+        parameters=table.texts("target_parameters", ()),
+        version=table.text("peft_version", ""),
     )
 
 

@@ -155,6 +155,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GradgraphError], str]] = {
     "no rows": ({"data": []}, DataError, "has no rows"),
     "a byte offset": ({"data": [row(), row(answers={"text": ["fox"], "answer_start": [3]})]}, DataError,
                       "row at index 1 of the data.*'fox' is not in the context at character 3; correct answer_start"),
+    "an id twice": ({"data": [row(id="a"), row(id="a")]}, DataError, "index 1 of the data has the id 'a' of the row"),
     "lists of other lengths": ({"data": [row(answers={"text": ["fox"], "answer_start": []})]}, DataError,
                                "'answers' is .*, but should be"),
     "a question of spaces": ({"data": [row(question="  ")]}, DataError, "'question' is .*, but should be text"),

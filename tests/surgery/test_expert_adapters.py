@@ -254,6 +254,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"lora_dropout": 0.1}, "target_parameters with DoRA, dropout or another type"),
     "a parameter that is no experts": ({"target_parameters": [*CONFIG["target_parameters"], "router.weight"]},
                                        "'router.weight', but the model has no such tensor of experts"),
+    "no list": ({"target_parameters": "mlp.experts.gate_up_proj"}, "cannot read an adapter"),
+    "no text": ({"target_parameters": [3]}, "cannot read an adapter"), "a number": ({"peft_version": 3}, "cannot read"),
     "another model": ({"target_parameters": ["mlp.experts.w1"]}, "no such tensor of experts"),
 }  # fmt: skip
 
