@@ -164,7 +164,7 @@ def test_several_labels_of_a_text_are_trained_by_binary_cross_entropy(texts: Pat
              for row in rows]  # fmt: skip
     Path("named.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
     assert gg.finetune("bert", "named.jsonl", "named", **options).history["loss"] == found.history["loss"]
-    for odd, says in (([1, 0], r"has \[1, 0\] for a text, .* use lists of 3 numbers"), ("good", "not numbers"),
+    for odd, says in (([1, 0], r"has \[1, 0\] for a text, .* use lists of 3 numbers"), ("good", "not finite numbers"),
                       (["good", "new"], "has the new class 'new'; the model has 'bad', 'good', 'mixed'"),
                       (["good", 1], "use lists of 3 numbers")):  # fmt: skip
         Path("odd.jsonl").write_text(json.dumps({"text": "a", "label": odd}) + "\n")
