@@ -179,3 +179,63 @@ def by_files(folder: Path, feeds: dict[str, Any]) -> np.ndarray:
     given = {"input_ids": feeds["decoder_input_ids"].numpy(), "encoder_hidden_states": states,
              "encoder_attention_mask": feeds["attention_mask"].numpy()}  # fmt: skip
     return np.asarray(session.run(["logits"], {v.name: given[v.name] for v in session.get_inputs()})[0])
+
+
+# --- weights of another training ---------------------------------------------------------------------------------
+
+WHISPER = {"vocab_size": 98, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+           "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_target_positions": 32,
+           "num_mel_bins": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+           "begin_suppress_tokens": None, "suppress_tokens": None}  # fmt: skip
+WAV2VEC2 = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 64, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3),
+            "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4}  # fmt: skip
+ELSEWHERE: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "t5": (*NETWORKS["t5"], "text2text-generation-with-past"),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, "automatic-speech-recognition-with-past"),
+    "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", WAV2VEC2, "automatic-speech-recognition"),
+}
+
+
+def fed(session: Any, uses_cache: bool) -> dict[str, np.ndarray]:
+    """Random inputs of a file: tokens and caches of 16 positions, sounds of 800 samples, spectrograms of Whisper."""
+    rng, found = np.random.default_rng(0), {}
+    for x in session.get_inputs():
+        sizes = [n if isinstance(n, int) else 16 if "sequence" in n or "length" in n else 2 for n in x.shape]
+        sizes = {"input_values": [2, 800], "input_features": [2, 8, 3000]}.get(x.name, sizes)
+        if x.type == "tensor(float)":
+            found[x.name] = rng.normal(size=sizes).astype(np.float32)
+        elif x.type == "tensor(bool)":
+            found[x.name] = np.full(sizes, uses_cache)
+        else:
+            found[x.name] = np.ones(sizes, np.int64) if "mask" in x.name else rng.integers(3, 20, sizes)
+    return found
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_weights_of_another_training_give_the_files_of_optimum(name: str, tmp_path: Path) -> None:
+    """Of each file: encoders, decoders with and without a cache, and both decoders in one file."""
+    model, config, sizes, task = ELSEWHERE[name]
+    torch.manual_seed(0)
+    network = getattr(transformers, model)(getattr(transformers, config)(**sizes)).float().eval()
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        for parameter in network.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        if name == "whisper":
+            transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder / "theirs")
+        by_optimum(network, task, folder)
+    files = sorted((folders[0] / "out").glob("*.onnx"))
+    assert len(files) == (1 if name == "wav2vec2" else 4)
+    for file in files:
+        weights, before = (folder / "theirs" for folder in folders[::-1])
+        is_whole = not network.config.is_encoder_decoder  # otherwise each file has a part of the weights
+        gg.surgery.load_weights(file, weights, exported_from=before, strict=is_whole, out=tmp_path / "loaded.onnx")
+        paths = (tmp_path / "loaded.onnx", folders[1] / "out" / file.name, file)
+        sessions = [ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]) for path in paths]
+        for uses_cache in (False, True)[: 2 if "merged" in file.name else 1]:
+            feeds = fed(sessions[0], uses_cache)
+            found, wanted, old = (session.run(None, feeds)[0] for session in sessions)
+            assert np.abs(old - wanted).max() > 0.1, file.name
+            np.testing.assert_allclose(found, wanted, atol=3e-6, err_msg=file.name)
