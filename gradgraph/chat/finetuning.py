@@ -25,7 +25,7 @@ from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reache
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import Rows, read
-from gradgraph.chat.fitting import fitted
+from gradgraph.chat.fitted_runs import fitted
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
 from gradgraph.chat.memory_plan import planned

@@ -20,7 +20,7 @@ from typing import Any
 from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
-from gradgraph.chat.fitting import last_row
+from gradgraph.chat.fitted_runs import last_row
 from gradgraph.chat.folder_tasks import OF_TEXTS, OF_TOKENS, check_task
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create

@@ -14,7 +14,7 @@ from typing import Any
 from gradgraph import losses
 from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_recipe import QUESTIONS, Recipe, optimizer_of
-from gradgraph.chat.fitting import fitted, last_row
+from gradgraph.chat.fitted_runs import fitted, last_row
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.labelled_tasks import check_unused, check_validation, longest_of
 from gradgraph.chat.model_folder import ModelFolder

@@ -21,7 +21,7 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import products
 from gradgraph.chat.chat_recipe import SEQ2SEQ, Recipe, optimizer_of
 from gradgraph.chat.chat_rows import read
-from gradgraph.chat.fitting import fitted, last_row
+from gradgraph.chat.fitted_runs import fitted, last_row
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.labelled_tasks import check_unused, longest_of
 from gradgraph.chat.measures import check_measures
