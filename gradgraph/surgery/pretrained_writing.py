@@ -95,7 +95,7 @@ def _leave_doubtful(plan: Plan, strict: bool) -> None:
     if not doubtful:
         return
     names = list(dict.fromkeys(f"{m.place.value.name} of {m.place.module}" for m in doubtful))
-    if strict:
+    if strict or len(doubtful) == len(plan.matches):
         raise DataError(
             f"the exporter may have computed weights of the model ({first_names(names)}): nothing in it says that they "
             f"are those of '{shown(plan.source.where)}', rather than a multiple or function of them",
