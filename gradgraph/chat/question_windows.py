@@ -139,12 +139,9 @@ def _answers(value: Any) -> tuple[tuple[str, int], ...] | None:
     texts, starts = (value.get(name) for name in ("text", "answer_start")) if isinstance(value, Mapping) else (0, 0)
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         return None
-    starts = [int(s) if isinstance(s, str) and s.isdecimal() else s for s in starts]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    if not all(isinstance(start, int) and not isinstance(start, bool) for start in starts):
-        return None
-    return tuple(zip(texts, starts, strict=True))
+    pairs = zip(texts, (int(s) if isinstance(s, str) and s.isdecimal() else s for s in starts), strict=True)
+    found = [(text, start) for text, start in pairs if isinstance(text, str) and type(start) is int]
+    return tuple(found) if len(found) == len(texts) else None
 
 
 class QuestionWindows(Loadable):

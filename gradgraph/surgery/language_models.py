@@ -181,8 +181,10 @@ def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
 def fixed_length(model: ir.Model) -> int | None:
     """Return the number of tokens of each text if the exporter has fixed it; None otherwise, or if there is a cache."""
     tokens = _tokens_of([v for v in model.graph.inputs if not v.is_initializer()])
-    sizes = () if tokens is None or model_states(model) else shape_of(tokens) or ()
-    return sizes[1] if len(sizes) > 1 and isinstance(sizes[1], int) else None
+    sizes = None if tokens is None or model_states(model) else shape_of(tokens)
+    if tokens is None or sizes is None or not (_is_whole(tokens) or len(sizes) == 3):  # tokens, or an embedding of each
+        return None
+    return sizes[1] if isinstance(sizes[1], int) else None
 
 
 def _check(past: Sequence[State], unknown: Sequence[ir.Value]) -> None:

@@ -23,7 +23,8 @@ from gradgraph.runtime.saved.partial import OfModel, Stored
 from gradgraph.surgery.folded_norms import contains_norm
 from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
 from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
-from gradgraph.surgery.pretrained_weights import Plan, is_integer
+from gradgraph.surgery.pretrained_matches import is_integer
+from gradgraph.surgery.pretrained_weights import Plan
 from gradgraph.surgery.pretrained_writing import take_pretrained
 from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
 from gradgraph.surgery.weight_places import places_of

@@ -8,15 +8,15 @@ Each weight of the model (``weight_places``) is matched with tensors of the file
 - A last layer without a tensor is tied to the embedding.
 - Normalisation layers of some families multiply by 1 + weight; a file contains this sum.
 
-``pretrained_writing`` writes them, once everything is matched and checked.
+``pretrained_numbers`` brings tensors into the model's layout, ``pretrained_evidence`` checks that a match is what the
+model stores, and ``pretrained_writing`` writes the weights, once everything is matched and checked.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,13 @@ import onnx_ir as ir
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
-from gradgraph.surgery.folded_norms import Conv, Norm, contains_norm, epsilon_of, folded, norms_of
-from gradgraph.surgery.linear_layers import rewritten
+from gradgraph.surgery.folded_norms import Conv, contains_norm, epsilon_of, folded, norms_of
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
-from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
-from gradgraph.surgery.quantised_tables import read_table, table_rounding
-from gradgraph.surgery.recurrent_weights import in_order, is_recurrent, numbered, parameters
-from gradgraph.surgery.stored_weights import (
-    as_read,
-    canonical,
-    canonical_rounding,
-    is_quantised,
-    rounding_of,
-)
+from gradgraph.surgery.pretrained_files import Pretrained
+from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, size_of, stored
+from gradgraph.surgery.pretrained_numbers import Numbers
+from gradgraph.surgery.recurrent_weights import is_recurrent, numbered, parameters
 from gradgraph.surgery.weight_names import TensorNames, meaning
 from gradgraph.surgery.weight_places import (
     TABLE,
@@ -49,7 +42,6 @@ from gradgraph.surgery.weight_places import (
     places_of,
     recorded_names,
     scope_of,
-    turns_of,
     unknown_steps,
 )
 from gradgraph.surgery.weights import weights_of
@@ -61,51 +53,8 @@ _BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids",
             "attention.bias", "relative_position_index", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
             "masked_spec_embed")  # fmt: skip
 
-
-_SUMS = 1e-5  # relative rounding errors of sums and products of float32 that an exporter computed
-_SHARED = re.compile(
-    r"((en|de)coder\.)?embed_tokens\.weight$"
-)  # of T5 and BART: folders have it once, as shared.weight
+_SHARED = re.compile(r"((en|de)coder\.)?embed_tokens\.weight$")  # T5 and BART: folders have it as shared.weight
 _OWN_ORDER = frozenset({"Attention", "GRU", "LSTM", "RNN"})  # of gates and heads, other than PyTorch's
-
-
-@dataclass(frozen=True)
-class Part:
-    """A tensor of the file, or the rows of it, that is a weight or a piece of one.
-
-    Attributes:
-        key: the name of the tensor; empty for zeros.
-        begin, end: the rows; all if ``end`` is None.
-    """
-
-    key: str
-    begin: int = 0
-    end: int | None = None
-
-
-@dataclass(frozen=True)
-class Match:
-    """A weight of the model with its tensors.
-
-    Attributes:
-        place: the weight.
-        parts: the tensors, joined along the outputs.
-        is_tied: whether the tensor belongs to another weight of the model, with which this one is tied.
-        norm: the BatchNormalization that is merged into this weight or bias; None if there is none.
-        is_named: whether the model's file says that the stored tensor is this parameter. Otherwise it was matched by
-            the module that reads it, and the exporter may have computed it from the parameter.
-    """
-
-    place: Place
-    parts: tuple[Part, ...]
-    is_tied: bool = False
-    norm: Norm | None = None
-    is_named: bool = True
-
-    @property
-    def keys(self) -> list[str]:
-        """The names of the tensors of the file that this weight consists of."""
-        return [*(part.key for part in self.parts if part.key), *(self.norm.keys if self.norm else ())]
 
 
 class Plan:
@@ -117,6 +66,8 @@ class Plan:
         epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
 
     Attributes:
+        numbers: the numbers of the tensors in the layout of the model.
+        places: the weights of the model.
         matches: the weights with tensors.
         missing: names of weights without tensors.
         spare: names of tensors that are used nowhere, without buffers.
@@ -145,7 +96,7 @@ class Plan:
         matches = [replace(match, is_named=match.place.value in sure) for match in matches]
         matches = self._with_norms(places, matches)
         self.matches = [match for match in matches if match.parts or match.norm is not None]
-        self._places = places
+        self.places = places
         held = {match.place.value for match in self.matches}
         missing = {place.value: place.name for place in places if place.value not in held}
         required = {place.value for place in places if place.value.name in wanted or is_integer(place)}
@@ -156,11 +107,8 @@ class Plan:
         rest = [key for key in source.tensors if key not in used]
         self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
         self.spare = [key for key in rest if key not in self.buffers]
-        self._lying = self._inputs_first()
-        self._is_alike = not any(self._is_transposed(match) for match in self.matches)
+        self.numbers = Numbers(work, source, self.matches)
         self._check()
-
-    # --- matching ---------------------------------------------------------------------------------------------------
 
     def _parts_of(self, place: Place, names: Sequence[str]) -> tuple[Part, ...]:
         """Return the tensors with one of the names, of the pieces of a packed layer, or of its packed layer."""
@@ -222,7 +170,7 @@ class Plan:
     def _by_scope(self, place: Place) -> tuple[Part, ...]:
         """Return the tensors that are called as the scope of the weight's reader, if they fit and no other has them."""
         parts = self._parts_of(place, place.names[place.own :])
-        fits = place.layer is not None or sum(self.source.tensors[p.key].size for p in parts if p.key) == _size(place)
+        fits = place.layer is not None or sum(self.source.tensors[p.key].size for p in parts if p.key) == size_of(place)
         return parts if fits and self._claimed.isdisjoint(part.key for part in parts) else ()
 
     def _recurrent(self, place: Place) -> tuple[Part, ...]:
@@ -241,7 +189,7 @@ class Plan:
         weights = [self._names.find(f"{piece}.weight") for piece in pieces_of(module)]
         outputs = [0 if key is None else len(self.source.tensors[key]) for key in weights]
         parts = tuple(Part(key or "", 0, None if key else size) for key, size in zip(pieces, outputs, strict=True))
-        old = np.split(self.stored(Match(place, parts)).reshape(-1), np.cumsum(outputs)[:-1])
+        old = np.split(stored(place).reshape(-1), np.cumsum(outputs)[:-1])
         had = any(numbers.any() for part, numbers in zip(parts, old, strict=True) if not part.key)
         return () if had or 0 in outputs else parts
 
@@ -263,7 +211,7 @@ class Plan:
         """Return the only unused tensor of the weight's module that has its number of elements."""
         if place.node.op_type in _OWN_ORDER or self._is_computed(place):
             return ()
-        size = _size(place)
+        size = size_of(place)
         for module in filter(None, dict.fromkeys(name.rpartition(".")[0] for name in place.names)):
             keys = [key for key in self._names.of_module(module) if key not in self._claimed]
             fitting = [key for key in keys if self.source.tensors[key].size == size > 1]
@@ -303,7 +251,7 @@ class Plan:
         """Whether an embedding and a last layer of the model are one tensor, or copies apart from rounding."""
         if one.value is other.value:
             return True
-        old = [self.stored(Match(place, ())) for place in (one, other)]
+        old = [stored(place) for place in (one, other)]
         old = [a.T if place.node.op_type == "Gather" else a for a, place in zip(old, (one, other), strict=True)]
         return old[0].shape == old[1].shape and bool(np.linalg.norm(old[0] - old[1]) < 0.5 * np.linalg.norm(old[1]))
 
@@ -344,39 +292,10 @@ class Plan:
         same = [self.source.tensors[other] for other in tied & {*used}]
         return array.ndim == 2 and any(a.shape == array.shape and np.array_equal(a, array) for a in same)
 
-    # --- shapes -----------------------------------------------------------------------------------------------------
-
-    def _inputs_first(self) -> Callable[[str], bool]:
-        """Return whether a square matrix is stored as (inputs, outputs), judging by other matrices of the file."""
-        votes: dict[str, Counter[bool]] = defaultdict(Counter)
-        for match in self.matches:
-            layer = match.place.layer
-            if layer is None or layer.kind in ("Conv", "Gather"):
-                continue
-            for part in match.parts:
-                shape = [*_matrix(self.source.tensors[part.key]).shape] if part.key else []
-                if len(shape) == 2 and shape[0] != shape[1]:
-                    votes[_last(part.key)][shape[1] != layer.sizes[0]] += 1
-        every = Counter[bool](vote for of_one in votes.values() for vote in of_one)
-        usual = bool(every) and not every[False]
-
-        def decided(key: str) -> bool:
-            own = votes.get(_last(key), Counter())
-            return bool(own[True]) and not own[False] if own else usual
-
-        return decided
-
-    def _is_transposed(self, match: Match) -> bool:
-        """Whether the model has the name of a matrix of the file, but its transpose."""
-        if not _is_stored_by_name(match):
-            return False
-        own, shape = shape_of(match.place.value), self.source.tensors[match.parts[0].key].shape
-        return own is not None and tuple(own) == shape[::-1] != shape
-
     def _check(self) -> None:
         """Raise DataError if a shape differs, or weights that the model stores once have different tensors."""
         for match in self.matches:
-            self._check_shape(match)
+            self.numbers.check_shape(match)
         stored: dict[ir.Value, Match] = {}
         places: dict[tuple[Part, ...], Match] = {}
         for match in self.matches:
@@ -401,241 +320,6 @@ class Plan:
         arrays = [self.source.tensors[key] for key in keys]
         return len(arrays) == 2 and np.array_equal(arrays[0], arrays[1])
 
-    def _check_shape(self, match: Match) -> None:
-        if not match.parts:
-            return
-        place, first = match.place, next(part.key for part in match.parts if part.key)
-        for part in match.parts:
-            kind = self.source.tensors[part.key].dtype if part.key else np.dtype(np.float32)
-            if kind.name not in ("float16", "bfloat16", "float32", "float64"):
-                raise DataError(
-                    f"'{shown(part.key)}' has dtype {kind} in the file; save the weights as floats, not quantised"
-                )
-        found = [self.source.tensors[part.key].shape for part in match.parts if part.key]
-        layer = place.layer
-        if layer is None:
-            rows = sum(int(np.prod(shape)) for shape in found) if match.parts[0].end is None else None
-            missing = sum(part.end or 0 for part in match.parts if not part.key)
-            if place.node.op_type == TABLE:
-                fits = read_table(place.node).shape == found[0]
-            elif rows is None:
-                fits = (match.parts[0].end or 0) - match.parts[0].begin == _size(place)
-            elif place.is_of_experts:
-                fits = self._experts(match, shapes_only=True) is not None
-            else:
-                fits = rows + missing == _size(place) and _same_but_ones(place, found)
-            if fits:
-                return
-            wanted = list(read_table(place.node).shape if place.node.op_type == TABLE else shape_of(place.value) or ())
-        else:
-            wanted = list(layer.shape if layer.kind in ("Conv", "Gather") else layer.sizes[::-1])
-            if self._outputs_first(match, shapes_only=True) is not None:
-                return
-        raise DataError(
-            f"'{shown(first)}' has shape {list(found[0])} in the file, but '{shown(place.name)}' of the model has "
-            f"{wanted}; use a file of a model with the same sizes"
-        )
-
-    def _outputs_first(self, match: Match, shapes_only: bool = False) -> Array | None:
-        """Return the weight of a layer with outputs first; None if shapes do not fit.
-
-        With ``shapes_only``, the result is any array.
-        """
-        layer = match.place.layer
-        assert layer is not None
-        arrays = [self.source.tensors[part.key] for part in match.parts]
-        if layer.kind in ("Conv", "Gather"):
-            array = _of_rank(arrays[0], len(layer.shape))
-            if len(arrays) > 1 or array.shape != layer.shape:
-                return None
-            return array if layer.kind == "Conv" else array.T
-        inputs, outputs = layer.sizes
-        rows = []
-        for part, given in zip(match.parts, arrays, strict=True):
-            array = _matrix(given)
-            if array.ndim != 2 or inputs not in array.shape:
-                return None
-            is_square = array.shape[0] == array.shape[1]
-            turned = array.shape[1] != inputs if not is_square else self._is_turned(match, part.key)
-            rows.append((array.T if turned else array)[part.begin : part.end])
-        if sum(map(len, rows)) != outputs:
-            return None
-        return rows[0] if shapes_only or len(rows) == 1 else np.concatenate([*map(_wide, rows)])
-
-    def _is_turned(self, match: Match, key: str) -> bool:
-        """Whether a square matrix of the file is (inputs, outputs).
-
-        PyTorch's exporter records whether it transposed the matrix. Otherwise, if the model has its name, and no other
-        matrix that it has by name is transposed, the matrix is as in the model.
-        """
-        layer, recorded = match.place.layer, turns_of(match.place.value, match.place.origin)
-        is_recorded = bool(recorded_names(match.place.value))
-        is_known = recorded is not None if is_recorded else self._is_alike and _is_stored_by_name(match)
-        if layer is None or is_quantised(layer) or not is_known:
-            return self._lying(key)
-        turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1]) + (recorded or 0)
-        return (layer.axis + turns) % 2 == 1
-
-    def _experts(self, match: Match, shapes_only: bool = False) -> Array | None:
-        """Return the matrices of all experts in the order of axes in which the model stores them.
-
-        None if the shape does not fit. The order in the file follows from experts with other numbers of inputs and
-        outputs.
-        """
-        key = match.parts[0].key
-        own = shape_of(match.place.value)
-        if own is None or len(match.parts) > 1:
-            return None if own is None else self._joined_experts(match, known_sizes(own))
-        array = self.source.tensors[key]
-        if array.shape not in (own, (own[0], own[2], own[1])):
-            return None
-        if own[1] != own[2]:
-            return array if array.shape == own else array.swapaxes(1, 2)
-        parent = key.rpartition(".")[0]
-        others = [m for m in self.matches if m.place.is_of_experts and m.parts[0].key.rpartition(".")[0] == parent]
-        shapes = [(shape_of(m.place.value), self.source.tensors[m.parts[0].key].shape) for m in others]
-        found = {mine == theirs for mine, theirs in shapes if mine is not None and mine[1] != mine[2]}
-        if len(found) != 1 and not shapes_only:
-            raise DataError(
-                f"the matrices of '{shown(key)}' are square, so it is unknown whether they are "
-                "transposed in the file; take the other tensors with strict=False, and this one by name",
-                shell="take the other tensors with --partly",
-            )
-        return array if found == {True} else array.swapaxes(1, 2)
-
-    def _joined_experts(self, match: Match, own: Sequence[int]) -> Array | None:
-        """Return the matrices of experts that the file stores one by one, outputs first; None if shapes do not fit."""
-        arrays = [self.source.tensors[part.key] for part in match.parts]
-        rows, columns = own[1] * own[0] / len(arrays), own[2]
-        if match.place.node.op_type != "MoE" or any(array.shape != (rows, columns) for array in arrays):
-            return None
-        return np.concatenate(arrays).reshape(own)
-
-    def _alternating(self, match: Match, experts: Array) -> Array:
-        """Return the gates and linear halves of experts in the order of rows in which the model reads them.
-
-        Raises:
-            DataError: the order in the file is unknown.
-        """
-        if not match.place.is_interleaved:
-            return experts
-        is_interleaved = False if len(match.parts) > 1 else self.source.has_interleaved_experts
-        if is_interleaved is None:
-            raise DataError(
-                f"it is unknown whether the rows of gates and linear halves alternate in "
-                f"'{shown(match.parts[0].key)}', since no {CONFIG} is next to the tensors; copy {CONFIG} there"
-            )
-        if is_interleaved:
-            return experts
-        halves = experts.reshape(len(experts), 2, -1, *experts.shape[2:])
-        return halves.swapaxes(1, 2).reshape(experts.shape)
-
-    # --- numbers ----------------------------------------------------------------------------------------------------
-
-    def weight(self, match: Match) -> Array:
-        """Return the new numbers of a weight: for a layer outputs first, otherwise in the shape of the stored tensor.
-
-        Floats are float32 at least.
-        """
-        place = match.place
-        if place.layer is not None:
-            found = self._outputs_first(match)
-            assert found is not None
-            array = _wide(found)
-        elif place.node.op_type == TABLE:
-            array = _wide(self.source.tensors[match.parts[0].key])
-        elif place.is_of_experts:
-            found = self._experts(match)
-            assert found is not None
-            array = _wide(self._alternating(match, found))
-        elif is_recurrent(place.node):
-            array = in_order(place.node, [_wide(self.source.tensors[part.key]) for part in match.parts])
-        elif match.parts:
-            pieces = [_wide(self.source.tensors[part.key]).reshape(-1)[part.begin : part.end]
-                      if part.key else np.zeros(part.end or 0, np.float32) for part in match.parts]  # fmt: skip
-            array = np.concatenate(pieces)
-            array = array + self.source.norm_offset if self._has_offset(place) else array
-            array = -np.exp(array.astype(np.float64)) if place.is_decay else array
-            array = self._alternating(match, array.reshape(shape_of(place.value))) if place.is_interleaved else array
-        else:
-            array = np.zeros(_size(place), np.float32)
-        return array if match.norm is None else match.norm.merged(array, place.layer is not None)
-
-    def _has_offset(self, place: Place) -> bool:
-        """Whether the stored tensor is 1 + weight: not if an Add follows, or PyTorch's exporter stores the weight."""
-        added = any(use.node.op_type == "Add" for use in place.value.uses())
-        is_weight = self.work.producer_name == "pytorch" and bool(place.written)
-        return bool(self.source.norm_offset) and place.is_norm and not (added or is_weight)
-
-    def stored(self, match: Match) -> Array:
-        """Return the numbers in the model that ``weight`` replaces, in the same shape for a layer."""
-        place = match.place
-        if place.layer is not None:
-            return canonical(place.layer)
-        if place.node.op_type == TABLE:
-            return read_table(place.node)
-        return as_read(_read_from(place)) if is_integer(place) else as_read(place.value)
-
-    def add_equal(self, before: Plan) -> None:
-        """Match weights without a tensor with the unused tensors that they are equal to, in the weights of the export.
-
-        Constants that an exporter moved from one module to another, such as positions, have no name and no module.
-
-        Args:
-            before: the plan for the weights from which the model was exported; it gets the same matches.
-        """
-        lost = {place.value: place for place in self._places if place.name in {*self.missing} & {*before.missing}}
-        for place in lost.values():
-            keys = [key for key in before.spare if key in self.spare and before._is_equal(place, key)]
-            if len(keys) == 1:
-                for plan in (self, before):
-                    match = Match(place, (Part(keys[0]),), is_named=False)
-                    plan._check_shape(match)
-                    plan.matches.append(match)
-                    plan.missing.remove(place.name)
-                    plan.spare.remove(keys[0])
-
-    def _is_equal(self, place: Place, key: str) -> bool:
-        """Whether a tensor of several different numbers is what the model stores."""
-        array = self.source.tensors[key]
-        if array.size != _size(place) or bool((array == array.reshape(-1)[0]).all()):
-            return False
-        match = Match(place, (Part(key),))
-        try:
-            self._check_shape(match)
-        except DataError:
-            return False
-        return self.is_stored(match)
-
-    def is_unchanged(self, match: Match) -> bool:
-        """Whether the model already stores exactly the new numbers of a weight."""
-        return np.array_equal(self.stored(match).reshape(-1), self.weight(match).reshape(-1))
-
-    def is_stored(self, match: Match) -> bool:
-        """Whether the model stores the weight of a match, apart from the rounding of the type in which it does."""
-        old, new = (np.asarray(a, np.float64).reshape(-1) for a in (self.stored(match), self.weight(match)))
-        if old.size != new.size:
-            return False
-        slack = self._rounding(match).reshape(-1) + _SUMS * self._terms(match).reshape(-1)
-        return bool((np.abs(old - new) <= slack).all())
-
-    def _rounding(self, match: Match) -> Array:
-        place = match.place
-        if place.layer is not None:
-            return canonical_rounding(place.layer)
-        if place.node.op_type == TABLE:
-            return table_rounding(place.node)
-        return rounding_of(_read_from(place)) if is_integer(place) else rounding_of(place.value)
-
-    def _terms(self, match: Match) -> Array:
-        """Return the sizes of the terms that an exporter multiplied and added for a weight; 0 if it moved numbers."""
-        place = match.place
-        if match.norm is not None:
-            array = self.weight(replace(match, norm=None))
-            return match.norm.terms(array, place.layer is not None)
-        is_computed = self._has_offset(place) or place.is_decay
-        return np.abs(self.weight(match)) if is_computed else np.zeros(1)
-
     def drop(self, doubtful: Sequence[Match]) -> None:
         """Remove matches; a convolution and its bias, which contain one norm, are removed together."""
         values = {match.place.value for match in doubtful}
@@ -645,27 +329,6 @@ class Plan:
         used = {key for match in self.matches for key in match.keys}
         self.missing += [match.place.name for match in left]
         self.spare += list(dict.fromkeys(key for match in left for key in match.keys if key not in used))
-
-    def check_computed(self) -> None:
-        """Raise DataError if normalisation weights of the model seem to be 1 + weight, and no family says so."""
-        distances = np.zeros(2)
-        for match in [] if self.source.norm_offset else self.matches:
-            if match.place.is_norm and match.place.layer is None and match.norm is None:
-                old, new = as_read(match.place.value), self.weight(match)
-                if old.size == new.size:
-                    rest = old.astype(np.float64).reshape(-1) - new.reshape(-1)
-                    distances += [float(rest @ rest), float((rest - 1) @ (rest - 1))]
-        if distances[1] < 0.25 * distances[0]:
-            raise DataError(
-                f"the normalisation weights of the model seem to be 1 + those of '{shown(self.source.where)}', but no "
-                f"{CONFIG} of a family that stores them so is next to the tensors; copy {CONFIG} there"
-            )
-
-
-def is_integer(place: Place) -> bool:
-    """Whether a weight is stored as integers."""
-    tensor = numbers_of(place.value)
-    return tensor is not None and not tensor.dtype.is_floating_point()
 
 
 def _is_neutral(value: ir.Value, name: str) -> bool:
@@ -691,63 +354,10 @@ def _is_array(value: ir.Value) -> bool:
     return tensor is not None and tensor.size > 1 and tensor.dtype.is_floating_point()
 
 
-def _read_from(place: Place) -> ir.Value:
-    """Return the input of the reader that a stored tensor becomes."""
-    found = [v for v in place.node.inputs if v is not None and rewritten(v)[0] is place.value]
-    return found[0] if found else place.value
-
-
-def _has_name(place: Place, parts: Sequence[Part]) -> bool:
-    """Whether the tensor of the file has the name of the stored tensor, apart from the beginning of its path."""
-    short, long = sorted([place.origin, parts[0].key], key=len)
-    return len(parts) == 1 and bool(short) and f".{long}".endswith(f".{short}")
-
-
-def _is_stored_by_name(match: Match) -> bool:
-    """Whether a match is a matrix that the model stores as floats under its name in the file."""
-    layer = match.place.layer
-    if layer is None or layer.kind in ("Conv", "Gather") or is_quantised(layer) or not match.parts:
-        return False
-    return _has_name(match.place, match.parts)
-
-
-def _size(place: Place) -> int:
-    if place.layer is not None:
-        return int(np.prod(place.layer.shape))
-    tensor = numbers_of(place.value)
-    return 0 if tensor is None else tensor.size
-
-
-def _same_but_ones(place: Place, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a tensor has the shape of a weight, apart from axes of size 1."""
-    tensor = numbers_of(place.value)
-    own = () if tensor is None else tuple(tensor.shape.numpy())
-    return len(shapes) > 1 or [n for n in own if n != 1] == [n for n in shapes[0] if n != 1]
-
-
 def _has_one_layout(array: Array) -> bool:
     """Whether the shape of a tensor shows the order of its axes."""
     sizes = [size for size in array.shape if size != 1]
     return len({*sizes}) == len(sizes)
-
-
-def _matrix(array: Array) -> Array:
-    """Return a matrix from the kernel of a pointwise convolution."""
-    return array.reshape(array.shape[:2]) if array.ndim > 2 and set(array.shape[2:]) == {1} else array
-
-
-def _of_rank(array: Array, rank: int) -> Array:
-    """Return a kernel with further axes of size 1, if a matrix is stored for it."""
-    return array.reshape(*array.shape, *[1] * (rank - array.ndim)) if array.ndim < rank else array
-
-
-def _last(key: str) -> str:
-    """Return the last part of the path of a tensor's module."""
-    return key.rpartition(".")[0].rpartition(".")[2]
-
-
-def _wide(array: Array) -> Array:
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
 def _differ(one: Place, other: Place) -> bool:

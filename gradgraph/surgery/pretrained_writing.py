@@ -14,8 +14,10 @@ from gradgraph.errors import DataError, counted, shown
 from gradgraph.passes.normal.weights.stored_once import find_merged
 from gradgraph.surgery.linear_layers import REWRITES
 from gradgraph.surgery.operation import layers_log, numbers_of, set_numbers
+from gradgraph.surgery.pretrained_evidence import check_evidence
 from gradgraph.surgery.pretrained_files import Pretrained
-from gradgraph.surgery.pretrained_weights import Match, Plan, is_integer
+from gradgraph.surgery.pretrained_matches import Match, is_integer
+from gradgraph.surgery.pretrained_weights import Plan
 from gradgraph.surgery.quantised_tables import write_table
 from gradgraph.surgery.stored_weights import (
     is_quantised,
@@ -57,18 +59,11 @@ def take_pretrained(
     """
     _untie_all(work, source)
     plan = Plan(work, source, epsilon)
-    if exported is None:
-        plan.check_computed()
-        _leave_doubtful(plan, strict)
-    else:
-        before = Plan(work, exported, epsilon)
-        plan.add_equal(before)
-        _check_exported(plan, before)
+    check_evidence(plan, None if exported is None else Plan(work, exported, epsilon), strict)
     _check_all(plan, strict)
     groups: dict[ir.Value, list[Match]] = defaultdict(list)
-    for match in sorted(
-        plan.matches, key=lambda match: match.place.layer is None
-    ):  # scales of biases depend on weights
+    weights_first = sorted(plan.matches, key=lambda match: match.place.layer is None)  # scales of biases depend on them
+    for match in weights_first:
         groups[match.place.value].append(match)
     for group in groups.values():
         _write(work, plan, _writer(group), errors)
@@ -83,41 +78,6 @@ def _untie_all(work: ir.Model, source: Pretrained) -> None:
         names = TensorNames(source.tensors, [name for place in places_of(work) for name in place.names])
         for value in merged:
             untie(work, value, lambda module: bool(names.module_called(module)))
-
-
-def _leave_doubtful(plan: Plan, strict: bool) -> None:
-    """Raise DataError, or without ``strict`` drop the matches, if the exporter may have computed tensors of the model.
-
-    A tensor that the file does not call as its parameter may be any function of it, and no similarity of numbers shows
-    that it is not.
-    """
-    doubtful = [m for m in plan.matches if not m.is_named and not plan.is_unchanged(m)]
-    if not doubtful:
-        return
-    names = list(dict.fromkeys(f"{m.place.value.name} of {m.place.module}" for m in doubtful))
-    if strict or len(doubtful) == len(plan.matches):
-        raise DataError(
-            f"the exporter may have computed weights of the model ({first_names(names)}): nothing in it says that they "
-            f"are those of '{shown(plan.source.where)}', rather than a multiple or function of them",
-            remedy="pass the weights from which the model was exported as exported_from, or export the new weights",
-            shell="add --exported-from FILE with the weights from which the model was exported, or export the new "
-            "weights",
-        )
-    plan.drop(doubtful)
-
-
-def _check_exported(plan: Plan, before: Plan) -> None:
-    """Raise DataError unless the model stores what the weights from which it was exported would become."""
-    old = {(match.place.value, match.place.node): match for match in before.matches}
-    for match in plan.matches:
-        other = old.get((match.place.value, match.place.node))
-        same = other is not None and (other.parts, other.norm is None) == (match.parts, match.norm is None)
-        if other is None or not same or not before.is_stored(other):
-            raise DataError(
-                f"'{shown(match.place.value.name)}' of '{shown(match.place.module)}' in the model is not what "
-                f"'{shown(before.source.where)}' contains, so the exporter computed it, or other weights were "
-                "exported; export the new weights"
-            )
 
 
 def report(plan: Plan) -> str:
@@ -162,7 +122,7 @@ def _check_all(plan: Plan, strict: bool) -> None:
 
 def _write(work: ir.Model, plan: Plan, match: Match, errors: dict[str, float] | None) -> None:
     """Write a weight in the form in which the model stores it, for all that read it."""
-    place, weight = match.place, plan.weight(match)
+    place, weight = match.place, plan.numbers.weight(match)
     if not np.isfinite(weight).all():
         odd = next((key for key in match.keys if not np.isfinite(plan.source.tensors[key]).all()), match.keys[0])
         raise DataError(f"'{shown(odd)}' contains NaN or infinity, or makes such weights; use other weights")
