@@ -14,12 +14,11 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.surgery.pretrained_files import CONFIG
-from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, read_from, size_of, stored
+from gradgraph.surgery.pretrained_matches import Match, Part, rounding, size_of, stored
 from gradgraph.surgery.pretrained_numbers import Numbers
 from gradgraph.surgery.pretrained_weights import Plan
-from gradgraph.surgery.quantised_tables import table_rounding
-from gradgraph.surgery.stored_weights import as_read, canonical_rounding, rounding_of
-from gradgraph.surgery.weight_places import TABLE, Place
+from gradgraph.surgery.stored_weights import as_read
+from gradgraph.surgery.weight_places import Place
 from gradgraph.surgery.weights import first_names
 
 Array = np.ndarray[Any, Any]
@@ -90,17 +89,8 @@ def _is_stored(numbers: Numbers, match: Match) -> bool:
     old, new = (np.asarray(a, np.float64).reshape(-1) for a in (stored(match.place), numbers.weight(match)))
     if old.size != new.size:
         return False
-    slack = _rounding(match.place).reshape(-1) + _SUMS * _terms(numbers, match).reshape(-1)
+    slack = rounding(match.place).reshape(-1) + _SUMS * _terms(numbers, match).reshape(-1)
     return bool((np.abs(old - new) <= slack).all())
-
-
-def _rounding(place: Place) -> Array:
-    """Return the largest rounding error of each stored number of a weight."""
-    if place.layer is not None:
-        return canonical_rounding(place.layer)
-    if place.node.op_type == TABLE:
-        return table_rounding(place.node)
-    return rounding_of(read_from(place)) if is_integer(place) else rounding_of(place.value)
 
 
 def _terms(numbers: Numbers, match: Match) -> Array:

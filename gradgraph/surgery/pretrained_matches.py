@@ -11,8 +11,8 @@ import onnx_ir as ir
 from gradgraph.surgery.folded_norms import Norm
 from gradgraph.surgery.linear_layers import rewritten
 from gradgraph.surgery.operation import numbers_of
-from gradgraph.surgery.quantised_tables import read_table
-from gradgraph.surgery.stored_weights import as_read, canonical
+from gradgraph.surgery.quantised_tables import read_table, table_rounding
+from gradgraph.surgery.stored_weights import as_read, canonical, canonical_rounding, rounding_of
 from gradgraph.surgery.weight_places import TABLE, Place
 
 Array = np.ndarray[Any, Any]
@@ -83,3 +83,12 @@ def stored(place: Place) -> Array:
     if place.node.op_type == TABLE:
         return read_table(place.node)
     return as_read(read_from(place)) if is_integer(place) else as_read(place.value)
+
+
+def rounding(place: Place) -> Array:
+    """Return the largest rounding error of each number of a weight in the model, in the shape of ``stored``."""
+    if place.layer is not None:
+        return canonical_rounding(place.layer)
+    if place.node.op_type == TABLE:
+        return table_rounding(place.node)
+    return rounding_of(read_from(place)) if is_integer(place) else rounding_of(place.value)

@@ -29,7 +29,7 @@ from gradgraph.surgery.folded_norms import Conv, contains_norm, epsilon_of, fold
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
 from gradgraph.surgery.pretrained_files import Pretrained
-from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, size_of, stored
+from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, rounding, size_of, stored
 from gradgraph.surgery.pretrained_numbers import Numbers
 from gradgraph.surgery.recurrent_weights import is_recurrent, numbered, parameters
 from gradgraph.surgery.weight_names import TensorNames, meaning
@@ -54,6 +54,7 @@ _BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids",
             "masked_spec_embed")  # fmt: skip
 
 _SHARED = re.compile(r"((en|de)coder\.)?embed_tokens\.weight$")  # T5 and BART: folders have it as shared.weight
+_SINGLE = 1e-6  # relative: steps of quantisers are computed in float32
 _OWN_ORDER = frozenset({"Attention", "GRU", "LSTM", "RNN"})  # of gates and heads, other than PyTorch's
 
 
@@ -233,7 +234,7 @@ class Plan:
             if place.layer is None and not is_table:
                 continue
             others = [m for m in (heads if is_table else tables) if self._could_be_tied(place, m)]
-            others = [m for m in others if self.source.is_tied or self._were_equal(place, m.place)]
+            others = [m for m in others if self.source.is_tied or _are_one(place, m.place)]
             if len({m.parts for m in others}) == 1 and (is_table or computes_scores(place)):
                 is_named = any(is_path(path) and path.endswith(".weight") for path in place.written)
                 found.append(Match(place, others[0].parts, is_tied=True, is_named=is_named))
@@ -246,14 +247,6 @@ class Plan:
         if head is None or len(other.parts) != 1 or (is_table and not computes_scores(other.place)):
             return False
         return bool(self.source.tensors[other.parts[0].key].shape == head.sizes[::-1])
-
-    def _were_equal(self, one: Place, other: Place) -> bool:
-        """Whether an embedding and a last layer of the model are one tensor, or copies apart from rounding."""
-        if one.value is other.value:
-            return True
-        old = [stored(place) for place in (one, other)]
-        old = [a.T if place.node.op_type == "Gather" else a for a, place in zip(old, (one, other), strict=True)]
-        return old[0].shape == old[1].shape and bool(np.linalg.norm(old[0] - old[1]) < 0.5 * np.linalg.norm(old[1]))
 
     def _with_norms(self, places: Sequence[Place], matches: Sequence[Match]) -> list[Match]:
         """Add the BatchNormalizations of the file that the model's convolutions contain."""
@@ -358,6 +351,20 @@ def _has_one_layout(array: Array) -> bool:
     """Whether the shape of a tensor shows the order of its axes."""
     sizes = [size for size in array.shape if size != 1]
     return len({*sizes}) == len(sizes)
+
+
+def _are_one(one: Place, other: Place) -> bool:
+    """Whether an embedding and a last layer of the model are one tensor, or copies apart from their rounding."""
+    if one.value is other.value:
+        return True
+    old, slack = ([_outputs_first(place, numbers(place)) for place in (one, other)] for numbers in (stored, rounding))
+    if old[0].shape != old[1].shape:
+        return False
+    return bool((np.abs(old[0] - old[1]) <= (slack[0] + slack[1]) * (1 + _SINGLE)).all())
+
+
+def _outputs_first(place: Place, numbers: Array) -> Array:
+    return numbers.T if place.node.op_type == "Gather" else numbers
 
 
 def _differ(one: Place, other: Place) -> bool:
