@@ -169,12 +169,17 @@ class Numbers:
         return array if found == {True} else array.swapaxes(1, 2)
 
     def _joined_experts(self, match: Match, own: Sequence[int]) -> Array | None:
-        """Return the matrices of experts that the file stores one by one, outputs first; None if shapes do not fit."""
+        """Return the matrices of experts that the file stores one by one, outputs first; None if shapes do not fit.
+
+        Nodes other than MoE may read them with inputs first.
+        """
         arrays = [self.source.tensors[part.key] for part in match.parts]
-        rows, columns = own[1] * own[0] / len(arrays), own[2]
-        if match.place.node.op_type != "MoE" or any(array.shape != (rows, columns) for array in arrays):
-            return None
-        return np.concatenate(arrays).reshape(own)
+        shapes, pieces = {array.shape for array in arrays}, len(arrays) / own[0]
+        if shapes == {(own[1] / pieces, own[2])}:
+            return np.concatenate(arrays).reshape(own)
+        if shapes == {(own[2] / pieces, own[1])} and match.place.node.op_type != "MoE":
+            return np.concatenate(arrays).reshape(own[0], own[2], own[1]).swapaxes(1, 2)
+        return None
 
     def _alternating(self, match: Match, experts: Array) -> Array:
         """Return the gates and linear halves of experts in the order of rows in which the model reads them.

@@ -38,6 +38,7 @@ from gradgraph.surgery.weight_places import (
     Place,
     computes_scores,
     is_computed,
+    is_moved,
     is_path,
     places_of,
     recorded_names,
@@ -142,9 +143,12 @@ class Plan:
         return tuple(Part(key) for key in keys if key) if all(keys) else ()
 
     def _is_computed(self, place: Place) -> bool:
-        """Whether an exporter computed the tensor from a weight; the sum 1 + weight of some families is known."""
-        known = is_recurrent(place.node) or (place.is_norm and bool(self.source.norm_offset))
-        return is_computed(place.value, place.origin) and not known
+        """Whether an exporter computed the tensor from a weight in an unknown way."""
+        return is_computed(place.value, place.origin) and not (is_recurrent(place.node) or self._is_function(place))
+
+    def _is_function(self, place: Place) -> bool:
+        """Whether the tensor is a known function of the weight: 1 + weight of some families, or -exp(A_log)."""
+        return place.is_decay or (place.is_norm and bool(self.source.norm_offset))
 
     def _is_named(self, place: Place, parts: tuple[Part, ...]) -> bool:
         """Whether the model's file says that a stored tensor is what the parts are.
@@ -152,9 +156,11 @@ class Plan:
         A BatchNormalization may be merged into a weight that keeps its name; PyTorch's exporter records this.
         """
         paths = place.written
-        if place.is_norm and self.source.norm_offset and is_computed(place.value, place.origin):
-            paths = tuple(recorded_names(place.value))  # 1 + weight
-        if is_recurrent(place.node) or contains_norm(place.node):
+        if self._is_function(place) and is_computed(place.value, place.origin):
+            paths = tuple(recorded_names(place.value))
+        is_stacked = place.is_of_experts and place.node.op_type != "MoE" and len(parts) > 1
+        in_unknown_order = is_stacked or (place.is_decay and is_moved(place.value, place.origin))
+        if is_recurrent(place.node) or contains_norm(place.node) or in_unknown_order:
             return False
         return any(self._parts_of(place, (path,)) == parts and not _is_lengthened(path, parts) for path in paths) and (
             self._is_moved(place, parts)

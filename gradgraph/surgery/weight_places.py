@@ -23,7 +23,7 @@ from gradgraph.surgery.naming import is_anonymous
 from gradgraph.surgery.operation import numbers_of
 
 TABLE = "GatherBlockQuantized"
-DECAY = "neg_exp_A"  # onnxruntime-genai's builder stores -exp(A_log) under this name
+DECAY, _LOGARITHM = "neg_exp_A", ".A_log"  # onnxruntime-genai's builder stores -exp(A_log) under the first name
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # metadata of constants that PyTorch's exporter computed
 # names of values whose numbers are those of their source: of steps of PyTorch, and within these
 _MOVED = re.compile(r"((_to_copy|_unsafe_view|alias|clone|contiguous|detach|expand|lift_fresh_copy|permute|"
@@ -84,8 +84,11 @@ class Place:
 
     @property
     def is_decay(self) -> bool:
-        """Whether this is -exp(A_log), the factor of a linear attention's gate."""
-        return self.node.op_type == "LinearAttentionGate" and (self.value.name or "").endswith(f".{DECAY}")
+        """Whether this is -exp(A_log), the decay of a state: that of a gate, or as PyTorch's exporter computed it."""
+        if self.node.op_type == "LinearAttentionGate":
+            return (self.value.name or "").endswith(f".{DECAY}")
+        steps = [re.sub(r"_\d+$", "", step) for step in _computing(self.value, self.origin)]
+        return steps == ["exp", "neg"] and any(path.endswith(_LOGARITHM) for path in recorded_names(self.value))
 
     @property
     def is_of_experts(self) -> bool:
@@ -138,7 +141,7 @@ def _is_name(name: str) -> bool:
 def _plain(name: str) -> str:
     """Return the name of a stored tensor without what quantisers, optimum and onnxruntime-genai's builder append."""
     name = _STORED.sub("", name).replace(".Add.bias", ".bias")
-    return re.sub(r"\.MatMul\.weight$|\.qweight$", ".weight", name).replace(f".{DECAY}", ".A_log")
+    return re.sub(r"\.MatMul\.weight$|\.qweight$", ".weight", name).replace(f".{DECAY}", _LOGARITHM)
 
 
 def is_path(name: str) -> bool:
@@ -196,7 +199,7 @@ def _tables(work: ir.Model) -> Iterator[Place]:
 
 
 def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tuple[str, ...], int]:
-    name = (value.name or "").replace(f".{DECAY}", ".A_log")
+    name = (value.name or "").replace(f".{DECAY}", _LOGARITHM)
     _, role = place_of(node, position)
     reader, _ = behind_moves(node, position)
     scope, module = scope_of(reader), module_of(reader)
@@ -233,7 +236,17 @@ def unknown_steps(value: ir.Value, origin: str) -> int:
 
 def is_computed(value: ir.Value, origin: str) -> bool:
     """Whether PyTorch's exporter recorded that it computed ``value`` from a parameter, not only moved it."""
-    return any(not (_MOVED.fullmatch(step) or _UNNAMED.fullmatch(step)) for step in _steps(value, origin))
+    return bool(_computing(value, origin))
+
+
+def is_moved(value: ir.Value, origin: str) -> bool:
+    """Whether PyTorch's exporter recorded steps from a parameter to ``value`` that move numbers or have no name."""
+    return len(_computing(value, origin)) < len(_steps(value, origin))
+
+
+def _computing(value: ir.Value, origin: str) -> list[str]:
+    """Return the recorded steps that compute other numbers."""
+    return [step for step in _steps(value, origin) if not (_MOVED.fullmatch(step) or _UNNAMED.fullmatch(step))]
 
 
 def _steps(value: ir.Value, origin: str) -> list[str]:

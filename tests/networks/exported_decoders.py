@@ -129,8 +129,8 @@ def module(family: str) -> Any:
     network = made(getattr(transformers, f"{config}Config")(**sizes), attn_implementation="eager").float().eval()
     if getattr(network.config, "_experts_implementation", None) is not None:
         network.set_experts_implementation("batched_mm")  # others loop over the experts that tokens are sent to
-    for parameter in network.parameters():
-        if parameter.ndim == 1:  # norms of ones and biases of zeros would hide faults
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1 or name.endswith("A_log"):  # norms of ones, biases of zeros, equal layers hide faults
             parameter.data += 0.1 * torch.randn_like(parameter)
     return network
 
@@ -226,8 +226,24 @@ def by_answers(one: Exported) -> None:
         assert tokens == likeliest[len(prompt) - 1 : -1].tolist()
 
 
+def by_weights(one: Exported) -> None:
+    """Logits with the weights of another training, from a folder of transformers, beside that of the export."""
+    import torch
+
+    other, folder = copy.deepcopy(one.network), one.file.parent
+    torch.manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    one.network.save_pretrained(folder / "own")
+    other.save_pretrained(folder / "other")
+    wanted = of_torch(other, one.batch).detach()
+    assert np.abs(wanted - of_torch(one.network, one.batch).detach()).max() > 0.01
+    model = surgery.load_weights(one.file, folder / "other", exported_from=folder / "own")
+    same(one.trainer(gg.lora(model, "*", rank=2)).predict(one.batch), wanted)
+
+
 CHECKS: dict[str, Callable[[Exported], None]] = {
-    "scores": by_scores, "PEFT": by_peft, "losses": by_losses, "answers": by_answers,
+    "scores": by_scores, "PEFT": by_peft, "losses": by_losses, "answers": by_answers, "weights": by_weights,
 }  # fmt: skip
 
 

@@ -146,6 +146,17 @@ class Table(Product):
         return rows @ self.function(self.weight).t()
 
 
+class Decay(torch.nn.Module):
+    """A state-space model's factor, a function of its logarithm."""
+
+    def __init__(self, function: Any, sizes: tuple[int, ...] = (8,)) -> None:
+        super().__init__()
+        self.A_log, self.function = torch.nn.Parameter(torch.randn(*sizes)), function
+
+    def forward(self, x: Any) -> Any:
+        return (x[..., None] * self.function(self.A_log)).sum(-1)
+
+
 class Added(torch.nn.Module):
     """An addition that multiplies the weight."""
 
@@ -223,6 +234,10 @@ COMPUTED: dict[str, Any] = {
     "keys": lambda: Keys((1, 1, 4, 8)),
     "norms": Convolutions,
     "kernel under a norm": ScaledConvolution,
+    "decay doubled": lambda: Decay(lambda a: -torch.exp(a) * 2, (8, 1)),
+    "decay of a negative": lambda: Decay(lambda a: torch.exp(-a), (8, 1)),
+    "decay transposed": lambda: Decay(lambda a: -torch.exp(a).t(), (8, 8)),
+    "decay": lambda: Decay(lambda a: -torch.exp(a), (8, 1)),
 }
 
 
@@ -308,6 +323,11 @@ def test_computed_constants_are_never_replaced(name: str, exporter: str, tmp_pat
         for route in ROUTES.values():
             for options in ({}, {"exported_from": arrays(old)}):
                 loads(route(file), weights, new, **options)
+
+
+def test_the_decay_of_a_state_is_computed_as_recorded(tmp_path: Path) -> None:
+    new, weights = moved("decay", 1.0)
+    assert loads(EXPORTERS["dynamo"](drawn("decay", 0), {"x": INPUT}, ["y"], tmp_path), weights, new)
 
 
 @pytest.mark.parametrize("route", ROUTES)
