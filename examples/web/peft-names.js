@@ -37,7 +37,7 @@ export const FAMILIES = {
   phi: familyOf({ output: "dense" }),
   granitemoehybrid: familyOf({ packed: ["gate_up_proj"], others: OF_GRANITE }),
   qwen3_5: familyOf({ others: OF_MIXERS, root: "model.language_model" }),
-  lfm2: familyOf({ output: "out_proj", others: OF_LFM2 }),
+  lfm2: familyOf({ output: "out_proj", others: { ...OF_LFM2, ".feed_forward.experts": ".moe.experts" } }),
 };
 
 function familyOf({ packed = [], output = "o_proj", others = {}, root = "model" }) {
@@ -58,7 +58,7 @@ function asTheirs(layer, family) {
   const whole = layer.startsWith("model.layers.") ? family.root + layer.slice("model".length) : layer;
   const end = Object.entries(family.others).find(([, ours]) => whole.endsWith(ours));
   if (end) return whole.slice(0, whole.length - end[1].length) + end[0];
-  const name = whole.replaceAll(".attn.", ".self_attn.").replaceAll(".moe.router", ".mlp.router");
+  const name = whole.replaceAll(".attn.", ".self_attn.").replace(/\.moe\.(router|experts)/g, ".mlp.$1");
   return name.replace(/\.self_attn\.o_proj$/, `.self_attn.${family.output}`);
 }
 
