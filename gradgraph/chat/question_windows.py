@@ -82,7 +82,8 @@ def read_questions(source: Any, columns: Mapping[str, str] | None = None) -> Que
     if not records.rows:
         raise DataError(f"{records.where} has no rows; add at least one")
     own = {name: (columns or {}).get(name, name) for name in COLUMNS}
-    missing = next((own[name] for name in COLUMNS[:3] if own[name] not in records.rows[0]), None)
+    required = [column for name, column in own.items() if name in COLUMNS[:3] or name in (columns or {})]
+    missing = next((column for column in required if column not in records.rows[0]), None)
     if missing is not None:
         raise DataError(
             f"{records.where} has no column '{shown(missing)}'{suggestion(missing, [*records.rows[0]])}",
@@ -252,7 +253,11 @@ def _place_of_none(window: Window, none: Sequence[int]) -> int:
 
 
 def label_of(window: Window, answers: Sequence[tuple[str, int]], none: int) -> tuple[int, int]:
-    """Return the first and the last token of the first answer; ``none`` twice unless all of it is in the window."""
+    """Return the first and the last token of the first answer; ``none`` twice unless all of it is in the window.
+
+    They are those of transformers' example, except for an answer within one character of several tokens, whose span
+    they share: there, the example's first token comes after its last one.
+    """
     inside = np.flatnonzero(window.spans[:, 0] >= 0)
     if not answers or not len(inside):
         return none, none
@@ -262,7 +267,7 @@ def label_of(window: Window, answers: Sequence[tuple[str, int]], none: int) -> t
         return none, none
     first = np.flatnonzero(begins <= start)[-1]
     last = np.flatnonzero(ends >= start + len(text))[0]
-    return int(inside[first]), int(inside[last])
+    return int(inside[min(first, last)]), int(inside[max(first, last)])
 
 
 def windows_of(data: Questions, tokenizer: Tokenizer, longest: int, stride: int) -> list[list[Window]]:

@@ -146,12 +146,32 @@ def test_the_command(bert: Path, cli: Cli) -> None:
     assert set(json.loads(Path("tuned/predictions.json").read_text())) == {row["id"] for row in data}
 
 
+def test_an_answer_of_one_character_has_all_its_tokens(folder: Path) -> None:
+    """Byte-level tokens of a character share its span."""
+    from tokenizers import Tokenizer as Runner
+    from tokenizers import models, pre_tokenizers
+
+    from gradgraph.chat.question_windows import QuestionWindows, read_questions, windows_of
+    from gradgraph.data.texts.tokenizer import Tokenizer
+
+    runner = Runner(models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    runner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    runner.save("tokenizer.json")
+    made, context = Tokenizer("tokenizer.json"), "a\N{FOX FACE}b"
+    for text, tokens in (("\N{FOX FACE}", (2, 5)), ("b", (6, 6))):
+        read = read_questions([row(question="?", context=context,
+                                   answers={"text": [text], "answer_start": [context.index(text)]})])  # fmt: skip
+        (found,) = QuestionWindows(windows_of(read, made, 16, 0), read.rows, made, [], 16).answers
+        assert tuple(found) == tokens
+
+
 def row(**changes: Any) -> dict[str, Any]:
     return {"question": "who?", "context": "a fox", "answers": {"text": ["fox"], "answer_start": [2]}, **changes}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[GradgraphError], str]] = {
     "a missing column": ({"data": [{"question": "a", "context": "b"}]}, DataError, "has no column 'answers'"),
+    "a missing column of ids": ({"columns": {"id": "key"}}, DataError, "the data has no column 'key'"),
     "no rows": ({"data": []}, DataError, "has no rows"),
     "a byte offset": ({"data": [row(), row(answers={"text": ["fox"], "answer_start": [3]})]}, DataError,
                       "row at index 1 of the data.*'fox' is not in the context at character 3; correct answer_start"),

@@ -261,11 +261,12 @@ class _Attention:
 
 
 def _moved(x: ir.Value, swapped: bool = False) -> tuple[ir.Value, list[int]]:
-    """Return the tensor that a Transpose turns into ``x``, and the order of its axes, with the last two ``swapped``."""
+    """Return the tensor that Transposes turn into ``x``, and the order of its axes, with the last two ``swapped``."""
     x = behind_orders(x)
     axes = list(range(len(some(shape_of(x)))))
-    if (node := made_by(x, "Transpose")) is not None:
-        axes, x = attributes(node).get("perm", axes[::-1]), behind_orders(some(node.inputs[0]))
+    while (node := made_by(x, "Transpose")) is not None:
+        order = attributes(node).get("perm", [*range(len(axes))][::-1])
+        axes, x = [order[axis] for axis in axes], behind_orders(some(node.inputs[0]))
     return x, [*axes[:-2], axes[-1], axes[-2]] if swapped else axes
 
 

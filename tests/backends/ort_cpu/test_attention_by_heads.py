@@ -29,15 +29,25 @@ class Attending(nn.Module):
     """Three heads of ``size`` on two sequences, with a mask or without."""
 
     def __init__(
-        self, mask: Any = None, causal: bool = False, size: int = SIZE, reads: bool = False, guarded: Any = None
+        self,
+        mask: Any = None,
+        causal: bool = False,
+        size: int = SIZE,
+        reads: bool = False,
+        guarded: Any = None,
+        separate: bool = False,
     ) -> None:
         super().__init__()
         self.mask, self.causal, self.size, self.reads, self.guarded = mask, causal, size, reads, guarded
+        self.separate = separate
         self.qkv, self.out = nn.Linear(3 * SIZE, 9 * size), nn.Linear(3 * size, 1)
 
     def forward(self, x: Any) -> Any:
         b, n, _ = x.shape
-        q, k, v = (self.qkv(x).reshape(b, n, 3, 3, self.size).permute(2, 0, 3, 1, 4)[i] for i in range(3))
+        if self.separate:  # keys are transposed twice
+            q, k, v = (part.reshape(b, n, 3, self.size).permute(0, 2, 1, 3) for part in self.qkv(x).chunk(3, -1))
+        else:
+            q, k, v = (self.qkv(x).reshape(b, n, 3, 3, self.size).permute(2, 0, 3, 1, 4)[i] for i in range(3))
         if self.reads:
             p = F.softmax(q @ k.transpose(-2, -1), -1)
             return self.out((p @ v).permute(0, 2, 1, 3).reshape(b, n, -1)) + p.sum()
@@ -50,6 +60,7 @@ class Attending(nn.Module):
 
 NETWORKS = {
     "plain": Attending(),
+    "heads on the third axis": Attending(separate=True),
     "causal": Attending(causal=True),
     "a mask for all": Attending(HIDDEN),
     "a mask with axes of one": Attending(HIDDEN.reshape(1, 1, 1, LENGTH)),
