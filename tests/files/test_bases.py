@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx.compose
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
@@ -23,6 +24,7 @@ from benchmarks.large_models import backbone, language_model
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
 from gradgraph.files import large_weights, spilled
+from gradgraph.files.external import is_external
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
@@ -406,3 +408,33 @@ def test_no_room_for_them_is_said(model: Path, tmp_path: Path, monkeypatch: pyte
         built(in_memory(model))
     gc.collect()
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_an_optimized_model_contains_no_weights_of_several_folders(tmp_path: Path) -> None:
+    """They are all read below one folder, and none is written into the model that onnxruntime optimized."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=(64, 64)).astype(np.float32) for name in ("near", "far")}
+    files = {name: tmp_path / name / "w.data" for name in arrays}
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[b, 64] x) => (float[b, 64] y)'
+        "{ h = MatMul (x, near) y = MatMul (h, far) }"
+    )
+    for name, array in arrays.items():
+        files[name].parent.mkdir()
+        files[name].write_bytes(array.tobytes())
+        tensor = onnx.TensorProto(name=name, dims=array.shape, data_type=onnx.TensorProto.FLOAT)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", name), ("offset", "0"), ("length", str(array.nbytes))):
+            tensor.external_data.add(key=key, value=value)
+        model.graph.initializer.append(tensor)
+    weights = FrozenWeights(
+        lambda t: np.fromfile(files[t.name], np.uint8), lambda t: files[t.name], list(model.graph.initializer)
+    )
+    settings = ort.SessionOptions()
+    settings.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    slim = weights.given_to(settings, model, copied=False)
+    session = ort.InferenceSession(slim.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    x = rng.normal(size=(2, 64)).astype(np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ arrays["near"] @ arrays["far"], rtol=1e-3, atol=1e-3)
+    written = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
+    assert all(is_external(t) for t in written.graph.initializer) and len(written.graph.initializer) == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,8 @@ class FrozenWeights:
         one_of_each = {locations[name]: tensor for name, tensor in used.items()}
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
         files = {name: paths[location] for name, location in locations.items()}
-        folders = Counter(files[name].parent for name in used if name not in packed)
-        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime supports only one
-        far = [name for name in used if name in packed or files[name].parent != folder]
+        folder = _above({files[name].parent for name in used if name not in packed})  # onnxruntime supports only one
+        far = [name for name in used if folder is None or name in packed]
         if far:
             settings.add_external_initializers(far, [self._value(used[name]) for name in far])
         if folder is None:
@@ -120,8 +119,16 @@ class FrozenWeights:
         for tensor in slim.graph.initializer:
             if tensor.name in used and tensor.name not in far:
                 settings.add_initializer(tensor.name, self._value(used[tensor.name]))
-                lie_in(tensor, files[tensor.name].name)
+                lie_in(tensor, files[tensor.name].relative_to(folder).as_posix())
         return slim
+
+
+def _above(folders: Collection[Path]) -> Path | None:
+    """Return the folder that contains all ``folders``; None if there is none."""
+    try:
+        return Path(os.path.commonpath(folders)) if folders else None
+    except ValueError:  # on several drives
+        return None
 
 
 def computes_with_weights(model: onnx.ModelProto) -> bool:
