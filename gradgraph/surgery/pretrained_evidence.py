@@ -1,8 +1,7 @@
-"""Evidence that the tensors of a model are the weights that a file calls so, and not functions of them.
+"""Evidence that the tensors of a model are the weights they are matched with, and not functions of them.
 
-Exporters compute tensors from weights: they transpose and scale them, add 1, or merge a BatchNormalization. A model's
-tensor is replaced if its file says that it is the parameter, or if the weights of the export become exactly what the
-model stores.
+Exporters compute tensors from weights: they transpose and scale them, add 1, or merge a BatchNormalization. A tensor is
+replaced only if the model names it as the parameter, or if it is exactly what the weights of the export become.
 """
 
 from __future__ import annotations
@@ -122,8 +121,7 @@ def _check_offset(plan: Plan) -> None:
 def _leave_doubtful(plan: Plan, strict: bool) -> None:
     """Raise DataError, or without ``strict`` drop the matches, if the exporter may have computed tensors of the model.
 
-    A tensor that the file does not call as its parameter may be any function of it, and no similarity of numbers shows
-    that it is not.
+    A tensor that the model does not name as a parameter may be any function of it, however similar the numbers are.
     """
     doubtful = [m for m in plan.matches if not m.is_named and not _is_unchanged(plan.numbers, m)]
     if not doubtful:

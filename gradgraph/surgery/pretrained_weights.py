@@ -281,7 +281,7 @@ class Plan:
                         for node, norm in chosen.items() if node not in biased]  # fmt: skip
 
     def _says_kernel(self, match: Match) -> bool:
-        """Whether the file calls the weight of a convolution as its tensor, apart from a norm merged into it."""
+        """Whether the model names the weight of a convolution, apart from a norm that is merged into it."""
         return any(self._parts_of(match.place, (path,)) == match.parts for path in match.place.written)
 
     def _is_copy(self, key: str, used: Iterable[str]) -> bool:
@@ -363,13 +363,14 @@ def _are_one(one: Place, other: Place) -> bool:
     """Whether an embedding and a last layer of the model are one tensor, or copies apart from their rounding."""
     if one.value is other.value:
         return True
-    old, slack = ([_outputs_first(place, numbers(place)) for place in (one, other)] for numbers in (stored, rounding))
+    old, slack = ([_of_outputs(place, numbers(place)) for place in (one, other)] for numbers in (stored, rounding))
     if old[0].shape != old[1].shape:
         return False
     return bool((np.abs(old[0] - old[1]) <= (slack[0] + slack[1]) * (1 + _SINGLE)).all())
 
 
-def _outputs_first(place: Place, numbers: Array) -> Array:
+def _of_outputs(place: Place, numbers: Array) -> Array:
+    """Return the numbers of a layer or table with a row for each output or token."""
     return numbers.T if place.node.op_type == "Gather" else numbers
 
 
