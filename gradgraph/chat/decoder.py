@@ -31,6 +31,7 @@ from gradgraph.runtime.execution.session import explained
 from gradgraph.surgery.language_models import MASK, POSITIONS, USE_CACHE, batch_axis, fixed_length
 from gradgraph.surgery.model_states import states_of
 from gradgraph.surgery.ort_adapters import SUFFIX
+from gradgraph.surgery.packed_tokens import has_packed_tokens
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _WHOLE = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -63,6 +64,11 @@ class Decoder:
         threads: int = 0,
     ) -> None:
         loaded = load_model(model)
+        if has_packed_tokens(loaded):
+            raise ModelError(
+                f"'{shown(model)}' takes packed texts, with keys and values in pages, which onnxruntime computes only "
+                "on GPUs; generate with onnxruntime-genai on one"
+            )
         attentions = [node for node in loaded.graph if node.op_type == "GroupQueryAttention"]
         self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
         options = ort.SessionOptions()

@@ -34,18 +34,15 @@ def task_of(base: ModelFolder, model: ir.Model) -> str | None:
     scores, tokens = shape_of(found["logits"]), shape_of(given.get("input_ids"))
     if tokens is not None and len(tokens) == 3:
         return CHOICES
+    if any(name.startswith(_CACHED) for name in (*given, *found)):  # its texts may be packed: [tokens, vocabulary]
+        return GENERATION
     if scores is not None and len(scores) == 2:
         return OF_TEXTS
-    if scores is None or len(scores) != 3:
-        return None
-    is_cached = any(name.startswith(_CACHED) for name in (*given, *found))
-    return _of_each_token(base, scores[-1], is_cached=is_cached)
+    return None if scores is None or len(scores) != 3 else _of_each_token(base, scores[-1])
 
 
-def _of_each_token(base: ModelFolder, width: object, *, is_cached: bool) -> str | None:
-    """Return the task of a model with ``width`` scores for each token."""
-    if is_cached:
-        return GENERATION
+def _of_each_token(base: ModelFolder, width: object) -> str | None:
+    """Return the task of a model without a cache and with ``width`` scores for each token."""
     if base.vocabulary is None or not isinstance(width, int):
         return None
     if width != base.vocabulary:

@@ -100,7 +100,6 @@ _refuse(
 _refuse(
     "its keys and values are in a cache in pages, and only onnxruntime's GPU kernels compute it",
     "export the model for training, with GroupQueryAttention",
-    "PagedAttention",
     "SparsePagedAttention",
 )
 _refuse(

@@ -3,7 +3,8 @@
 Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: cached keys
 and values, a mask, positions. In training a whole text is fed at once, without a cache. So:
 
-0. If a file has two decoders, the one without a cache is used (:func:`fix_inputs`).
+0. If a file has two decoders, the one without a cache is used (:func:`fix_inputs`). Packed texts become rows
+   (``packed_tokens``).
 1. Inputs with states (``model_states``) are removed: an attention or a Concat that reads cached keys or values is
    rewritten without them. Other states, of convolutions and recurrences, become zeros, as at the start of a text.
 2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends: causal attention hides the
@@ -33,6 +34,7 @@ from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.left_padding import check_hidden_on_the_left
 from gradgraph.surgery.model_states import State, has_fixed_states, is_optional_state, states_of
 from gradgraph.surgery.operation import Path, Result, closed, learn_sizes, opened
+from gradgraph.surgery.packed_tokens import unpack
 from gradgraph.surgery.position_tables import count_seen
 
 IGNORED = -100  # the label that losses ignore
@@ -44,7 +46,14 @@ _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
 # parts of a model that an attention bias of GroupQueryAttention does not separate: other attentions, convolutions and
 # recurrences along a row, and a choice by its length
 _IN_ORDER = frozenset({"Conv", "If", "Loop", "Scan"})  # besides operators with a state of fixed size
-_APART = _IN_ORDER | {"MultiHeadAttention", "Attention", "PackedAttention", "Softmax", "SparseAttention"}
+_APART = _IN_ORDER | {
+    "MultiHeadAttention",
+    "Attention",
+    "PackedAttention",
+    "PagedAttention",
+    "Softmax",
+    "SparseAttention",
+}
 KEPT_APART = "several texts in one row are separated by the attention bias of GroupQueryAttention"
 _HIDDEN = -1e30  # finite, so that the unused softmax of a row of only padding is not NaN
 
@@ -83,6 +92,7 @@ def language_model(
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
+    unpack(work)
     graph = work.graph
     states = model_states(work)
     if any(v.name == USE_CACHE for v in graph.inputs):

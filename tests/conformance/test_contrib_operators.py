@@ -62,7 +62,7 @@ def test_reasons_and_remedies_are_listed():
 def test_operators_that_only_gpu_kernels_compute_have_no_cpu_kernel():
     cpu = {(k.domain, k.op_name) for k in ort_state.get_all_opkernel_def() if k.provider == "CPUExecutionProvider"}
     told = {key for key, refusal in registry.REFUSED.items() if "GPU kernels" in refusal.reason}
-    assert ("com.microsoft", "PagedAttention") in told and ("com.microsoft", "WordConvEmbedding") in cpu
+    assert ("com.microsoft", "SparsePagedAttention") in told and ("com.microsoft", "WordConvEmbedding") in cpu
     assert not told & cpu
 
 

@@ -4,6 +4,7 @@ from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the tab
     contrib_attention,
     contrib_branches,
     contrib_packed,
+    contrib_paged_attention,
     contrib_products,
     contrib_recurrent,
     contrib_sparse_attention,

@@ -294,6 +294,8 @@ def rotary_embedding(
     ``positions`` has shape [batch, length], or [1] for the position of the first token of every sample. If
     ``num_heads`` is 0, the number of heads is derived from the tables ``cos`` and ``sin``.
     """
+    if x.rank not in (3, 4):
+        raise refuse(node, f"rotates a tensor of rank {x.rank}, but the operator takes [batch, length, hidden]")
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
         positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
@@ -441,7 +443,7 @@ def group_query_attention(
             k, v = (_appended(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
         present = k, v
         masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
-    before, behind = _sink_changes(op, q, head_sink, smooth_softmax == 1)
+    before, behind = sink_changes(op, q, head_sink, smooth_softmax == 1)
     result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
     if sliding_window_cache and reads_output(node, 3):
         raise refuse(node, "outputs the scores of a sliding cache")
@@ -475,7 +477,7 @@ def _grouped_masks(
     return Masks(bias, allowed & shorter_than(op, k, lengths), empty_rows=window > 0)
 
 
-def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
+def sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
     """Return functions that add and remove an attention sink, a key without a value in every softmax, or two None.
 
     The first appends its score to the scores, ``head_sink`` of the head or 0; the second removes its probability.
