@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.files.mapped import READ, Array
+from gradgraph.files.mapped import READ, Array, is_at
 
 CAN_HOLD = os.name != "nt"
 
@@ -53,6 +53,10 @@ class HeldFile:
         """All bytes of the file, memory-mapped."""
         whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # empty: not mappable
         return np.frombuffer(whole, np.uint8)
+
+    def is_in_place(self) -> bool:
+        """Whether the file is still at its path: no other file has replaced it."""
+        return is_at(self.path, os.fstat(self._handle))
 
     def part(self, offset: int, length: int) -> Array:
         """Return ``length`` bytes from ``offset``, memory-mapped; raise ModelError if the file was overwritten."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +41,14 @@ def is_cut(array: Array) -> bool:
     with contextlib.suppress(OSError, ValueError):  # not a file, or a mapping without a known file
         return mapping.size() < first + len(mapping)
     return False
+
+
+def is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether ``path`` leads to the open file of ``status``, rather than to one that has replaced it."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
 
 
 def pieces(array: Array) -> Iterator[memoryview]:

@@ -256,6 +256,10 @@ class Step:
         base = self.bases.get(location)
         return (base.path if base is not None else (self.folder or Path()) / location).resolve()
 
+    def is_in_place(self, tensor: onnx.TensorProto) -> bool:
+        """Whether the file that :meth:`external` maps is still at its path."""
+        return self._file(self._entry(tensor).location).is_in_place()
+
     def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
         """Yield the bytes of an external weight in pieces, releasing the memory of each piece.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.digest import digest_of
-from gradgraph.files.mapped import Array, is_cut, pieces, pieces_of
+from gradgraph.files.mapped import Array, is_at, is_cut, pieces, pieces_of
 from gradgraph.files.untrusted.regular import open_regular
 from gradgraph.step.manifest import DIGESTS
 
@@ -35,11 +36,16 @@ class MappedFile:
             with open_regular(path) as file:
                 if digest is not None and digest_of(pieces_of(file)) != digest:
                     raise (refusal or not_as_saved)(path)
+                self._status = os.fstat(file.fileno())
                 # map the open file, whose digest was checked, even if the path has been replaced meanwhile
                 self.content: Array = np.memmap(file, np.uint8, "r") if file.seek(0, 2) else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
+
+    def is_in_place(self) -> bool:
+        """Whether the file is still at its path: no other file has replaced it."""
+        return is_at(self._path, self._status)
 
     def part(self, offset: int, length: int) -> Array:
         """Return ``length`` bytes of the file, starting at ``offset``.

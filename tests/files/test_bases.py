@@ -428,7 +428,10 @@ def test_an_optimized_model_contains_no_weights_of_several_folders(tmp_path: Pat
             tensor.external_data.add(key=key, value=value)
         model.graph.initializer.append(tensor)
     weights = FrozenWeights(
-        lambda t: np.fromfile(files[t.name], np.uint8), lambda t: files[t.name], list(model.graph.initializer)
+        lambda t: np.fromfile(files[t.name], np.uint8),
+        lambda t: files[t.name],
+        lambda t: True,
+        list(model.graph.initializer),
     )
     settings = ort.SessionOptions()
     settings.optimized_model_filepath = str(tmp_path / "optimized.onnx")

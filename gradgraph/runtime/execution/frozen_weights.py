@@ -38,6 +38,7 @@ class FrozenWeights:
     Args:
         read: returns the bytes of an initializer, in mapped memory.
         file_of: returns the file of an initializer.
+        is_in_place: returns whether that file still has the bytes that ``read`` returns, rather than another file.
 
     Attributes:
         size: total size in bytes; a part of a file that several initializers share counts once.
@@ -50,9 +51,10 @@ class FrozenWeights:
         self,
         read: Callable[[onnx.TensorProto], np.ndarray[Any, Any]],
         file_of: Callable[[onnx.TensorProto], Path],
+        is_in_place: Callable[[onnx.TensorProto], bool],
         tensors: Sequence[onnx.TensorProto],
     ) -> None:
-        self._read, self._file_of = read, file_of
+        self._read, self._file_of, self._is_in_place = read, file_of, is_in_place
         self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
         self._raw: list[np.ndarray[Any, Any]] = []
         lying = [(tensor, read(tensor)) for tensor in tensors]
@@ -94,8 +96,9 @@ class FrozenWeights:
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Add the external weights of ``model`` to session options, in place; return the model for the session.
 
-        With ``copied``, the session may copy the weights of matrix products into its own memory (repacked). Otherwise
-        all sessions share the mapped weights, as operators in ``_AS_THEY_LIE`` always do.
+        With ``copied``, the session may copy the weights of matrix products into its own memory (repacked): it reads
+        them from their files one by one. Otherwise all sessions share the mapped weights, as operators in
+        ``_AS_THEY_LIE`` always do.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:
@@ -105,8 +108,9 @@ class FrozenWeights:
         one_of_each = {locations[name]: tensor for name, tensor in used.items()}
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
         files = {name: paths[location] for name, location in locations.items()}
-        folder = _above({files[name].parent for name in used if name not in packed})  # onnxruntime supports only one
-        far = [name for name in used if folder is None or name in packed]
+        held = {name for name in packed.intersection(used) if not self._is_readable(used[name])}  # only in memory
+        folder = _above({files[name].parent for name in used if name not in held})  # onnxruntime supports only one
+        far = [name for name in used if folder is None or name in held]
         if far:
             settings.add_external_initializers(far, [self._value(used[name]) for name in far])
         if folder is None:
@@ -118,9 +122,14 @@ class FrozenWeights:
         slim.CopyFrom(model)
         for tensor in slim.graph.initializer:
             if tensor.name in used and tensor.name not in far:
-                settings.add_initializer(tensor.name, self._value(used[tensor.name]))
+                if tensor.name not in packed:
+                    settings.add_initializer(tensor.name, self._value(used[tensor.name]))
                 lie_in(tensor, files[tensor.name].relative_to(folder).as_posix())
         return slim
+
+    def _is_readable(self, tensor: onnx.TensorProto) -> bool:
+        """Whether onnxruntime can read ``tensor`` from its file, where it lies at a multiple of its elements' size."""
+        return external_entry(tensor) not in self._moved and self._is_in_place(tensor)
 
 
 def _above(folders: Collection[Path]) -> Path | None:
@@ -181,13 +190,16 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
     def file_of(tensor: onnx.TensorProto) -> Path:
         return bases[external_entry(tensor).location].path.resolve()
 
-    return proto, FrozenWeights(read, file_of, [t for t in proto.graph.initializer if is_external(t)])
+    def is_in_place(tensor: onnx.TensorProto) -> bool:
+        return files[external_entry(tensor).location].is_in_place()
+
+    return proto, FrozenWeights(read, file_of, is_in_place, [t for t in proto.graph.initializer if is_external(t)])
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
     """Map the external initializers of a step's models; raise ModelError if a file was changed or truncated."""
     tensors = [t for model in models for t in model.graph.initializer if is_external(t)]
-    return FrozenWeights(step.external, step.file_of, tensors)
+    return FrozenWeights(step.external, step.file_of, step.is_in_place, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
