@@ -6,11 +6,10 @@ import contextlib
 import functools
 import hashlib
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,24 +19,21 @@ import onnx_ir as ir
 
 from gradgraph import losses, metrics, surgery
 from gradgraph.arguments import PATH, described
-from gradgraph.building.pipeline import build
 from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, Recipe, optimizer_of
+from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, Recipe
 from gradgraph.chat.chat_rows import Rows, read
-from gradgraph.chat.fitted_runs import fitted
-from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
 from gradgraph.chat.memory_plan import planned
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
-from gradgraph.chat.run_place import CHECKPOINT, LOG, TRAINING, Finetuned, began_at, begin, check_place
+from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin
+from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
-from gradgraph.data.shuffling import permutation
 from gradgraph.errors import DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
@@ -137,24 +133,24 @@ def finetune(
         BuildError: the model cannot be trained in this way.
         OutputError: ``out`` is not empty, or cannot be written.
     """
-    from gradgraph.chat.tuned_folder import Told, write_results
-
     check_suffix(out, FOLDER)
     chosen = (recipe or Recipe()).changed(changes)
-    base, place = ModelFolder.of(folder), Path(out)
-    if chosen.task != GENERATION:
-        return _of_task(chosen.task)(base, data, place, chosen, validation=validation, columns=columns,
-                                     template=template, resume=resume, progress=progress)  # fmt: skip
-    check_task(base, GENERATION)
-    check_place(place, resume)
-    base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
+    request = Request(ModelFolder.of(folder), data, Path(out), chosen, validation, columns or {}, template, resume,
+                      progress)  # fmt: skip
+    return _of_task(chosen.task)(request)
+
+
+def finetune_chat(request: Request) -> Finetuned:
+    """Train adapters of a decoder on chat data; see ``gradgraph.finetune``."""
+    from gradgraph.chat.tuned_folder import Told, write_results
+
+    request.check()
+    base, place, chosen, template = request.base, request.out, request.recipe, request.template
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
-    began = began_at(place, resume)
-    prepare_for = functools.partial(
-        prepare, base, data, validation=validation, columns=columns, template=template, now=began
-    )
-    prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(place / TRAINING / LOG)
+    began = began_at(place, request.resume)
+    prepare_for = functools.partial(prepare, request, now=began)
+    prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(request.place / LOG)
     check_measures(prepared.held_out, chosen)
     models = _Models(decoder, base)
     if chosen.memory is not None:
@@ -165,24 +161,23 @@ def finetune(
         log.info("%s", plan)
         chosen = plan.recipe
     chosen = chosen.settled
+    request = replace(request, recipe=chosen)
     adapted, model = models.adapted(chosen), models.learner(chosen)
     samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
-    begin(place, chosen, _digests(prepared, base, chosen), began, resume)
+    begin(place, chosen, _digests(prepared, base, chosen), began, request.resume)
     log.info("%s", reached(decoder, chosen))
     figures: dict[str, Any] = dict(prepared.figures)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen, "_before")
-    if resume and (place / TRAINING / CHECKPOINT).is_file():
-        trainer.load(place / TRAINING / CHECKPOINT)
+    if request.load(trainer):
         for each in samples:
-            each.recall(place / TRAINING / LOG, trainer.progress.steps)
-    elif resume:
+            each.recall(request.place / LOG, trainer.progress.steps)
+    elif request.resume:
         log.info("the run in '%s' stopped before its first checkpoint and starts again", shown(place))
     pace.go_on()
-    history = fitted(trainer, prepared.train, prepared.held_out, chosen, place, lines, progress,
-                     [*measures, pace, *samples])  # fmt: skip
+    history = request.fit(trainer, prepared.train, prepared.held_out, lines, [*measures, pace, *samples])
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
     if pace.steps:  # none for a resumed run that had finished
         rows_a_second = pace.steps * chosen.batch_size / pace.seconds
@@ -191,14 +186,17 @@ def finetune(
         figures |= measured(trainer, prepared.held_out, chosen)
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
-    told = Told(_name_of(data), None if validation is None else _name_of(validation), template, prepared.digest)
+    validation = None if request.validation is None else _name_of(request.validation)
+    told = Told(_name_of(request.data), validation, template, prepared.digest)
     trainer.close_sessions()  # merging can use their memory
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
 
 
-def _of_task(task: str) -> Callable[..., Finetuned]:
-    """Return the function for a task other than text generation; its module is imported only for it."""
+def _of_task(task: str) -> Callable[[Request], Finetuned]:
+    """Return the function for a task; its module is imported only for it."""
+    if task == GENERATION:
+        return finetune_chat
     if task == SEQ2SEQ:
         from gradgraph.chat.seq2seq import finetune_seq2seq
 
@@ -271,31 +269,25 @@ class _Models:
         self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
 
 
-def prepare(
-    base: ModelFolder,
-    data: Any,
-    recipe: Recipe,
-    *,
-    validation: Any = None,
-    columns: Mapping[str, str] | None = None,
-    template: str | Path | None = None,
-    now: datetime | None = None,
-) -> Prepared:
-    """Read, tokenise and batch the data, and hold out a fraction of them; raises the errors of :func:`finetune`."""
-    encoder, rows = Encoder(base.path, template, now), read(data, columns, _kinds(recipe))
-    known = check_vocabulary(encoder, base)
-    limit = limit_of(base, recipe)
-    every = samples_of(rows, encoder, recipe, limit, known)
-    if validation is None:
-        order = permutation(recipe.seed, 0, len(every)).tolist()
-        count = round(len(every) * recipe.held_out)
-        tokens = [[every[i] for i in sorted(part)] for part in (order[count:], order[:count])]
-    else:
-        apart = read(validation, columns, _kinds(recipe))
-        tokens = [every, samples_of(apart, encoder, recipe, limit, known)]
+def prepare(request: Request, recipe: Recipe, now: datetime | None = None) -> Prepared:
+    """Read, tokenise and batch the data, and hold out a fraction of them; raises the errors of :func:`finetune`.
+
+    Args:
+        request: the request.
+        recipe: the options, which ``memory`` may have changed.
+        now: the time that the chat template sees.
+    """
+    base = request.base
+    encoder = Encoder(base.path, request.template, now)
+    known, limit = check_vocabulary(encoder, base), limit_of(base, recipe)
+
+    def read_samples(data: Any) -> list[Any]:
+        return samples_of(read(data, request.columns, _kinds(recipe)), encoder, recipe, limit, known)
+
+    tokens = request.split(read_samples, lambda every, numbers: [every[i] for i in numbers])
     if not tokens[0]:
         raise DataError(
-            f"no row of {rows.where} remains for training",
+            "no row of the data remains for training",
             remedy="add rows, or raise length=",
             shell="add rows, or raise --length",
         )
@@ -375,22 +367,13 @@ def _scores_of(base: ModelFolder) -> int | None:
 
 def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
     """Build the training step: the loss, and AdamW with warm-up and cosine decay."""
-    batches = math.ceil(len(prepared.train) / recipe.batch_size)
-    total = recipe.epochs * math.ceil(batches / recipe.accumulate)
     if recipe.prefers:
         loss = losses.by_name(recipe.loss, **({} if recipe.beta is None else {"beta": recipe.beta}))
         shown_beside = [metrics.reward_accuracy()] if len(loss.targets) == 1 else []
     else:
         loss = losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1, z_loss=recipe.z_loss)
         shown_beside = [] if recipe.is_plain else [metrics.perplexity(axis=-1)]
-    return build(
-        model,
-        loss,
-        optimizer_of(recipe, total),
-        metrics=shown_beside,
-        recompute="sqrt" if recipe.recompute else None,
-        accumulate=recipe.accumulate > 1,
-    )
+    return built(model, loss, prepared.train, recipe, shown_beside)
 
 
 def _watching(

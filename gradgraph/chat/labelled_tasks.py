@@ -7,12 +7,11 @@ the folder's ``config.json``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from typing import Any
 from gradgraph import losses, metrics
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
-from gradgraph.chat.fitted_runs import last_row
-from gradgraph.chat.folder_tasks import OF_TEXTS, OF_TOKENS, check_task
+from gradgraph.chat.folder_tasks import OF_TEXTS, OF_TOKENS
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, check_place, create
+from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, create
+from gradgraph.chat.task_request import Request, last_row
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.label_names import CONFIG, LABELS, names_beside
-from gradgraph.data.texts.tokenizer import LONGEST, NAME, Tokenizer
-from gradgraph.errors import ArgumentError, DataError, GradgraphError, listed, shown
+from gradgraph.data.texts.tokenizer import LONGEST, NAME
+from gradgraph.errors import ArgumentError, GradgraphError
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import regular_bytes
@@ -39,24 +38,12 @@ log = logging.getLogger("gradgraph.chat")
 
 LABEL = "label"
 _TEXTS = ("text", "pair", "words")  # names of columns, as in --text of gradgraph train
-_POSITIONS = "max_position_embeddings"
 _MULTI_LABEL, _REGRESSION = "multi_label_classification", "regression"  # problem types of transformers
 USED = ("task", "epochs", "batch_size", "accumulate", "learning_rate", "warmup", "weight_decay", "clip_norm", "length",
         "label_smoothing", "eval_every", "patience", "max_steps", "seed")  # fmt: skip
 
 
-def finetune_labels(
-    base: ModelFolder,
-    data: Any,
-    out: Path,
-    recipe: Recipe,
-    *,
-    validation: Any = None,
-    columns: Mapping[str, str] | None = None,
-    template: str | Path | None = None,
-    resume: bool = False,
-    progress: bool | None = None,
-) -> Finetuned:
+def finetune_labels(request: Request) -> Finetuned:
     """Train all weights of a classifier, and write its folder with the trained model; see ``gradgraph.finetune``.
 
     Raises:
@@ -64,17 +51,13 @@ def finetune_labels(
         DataError: the folder has no tokenizer, or its model was exported for another task.
         GradgraphError: any error of ``gradgraph.train``.
     """
-    check_unused(recipe, USED, template)
-    _check_files(recipe, data, validation)
-    check_validation(recipe, validation)
-    check_task(base, recipe.task)
-    if not (base.path / NAME).is_file():
-        raise DataError(f"the folder '{shown(base.path)}' has no {NAME}; download it, or save it with transformers")
-    check_place(out, resume)
-    base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
-    run = _run(base, data, out, recipe, validation, columns or {}, resume)
-    with _removed_unless_begun(out, resume):
-        done = train(run, progress=progress)
+    base, out = request.base, request.out
+    _check_files(request)
+    request.check(USED, (*_TEXTS, LABEL))
+    request.check_validation()
+    run = _run(request)
+    with _removed_unless_begun(out, request.resume):
+        done = train(run, progress=request.progress)
     base.copy_beside(out)
     _write_classes(out / CONFIG, done.trainer.names)
     figures = {"steps": done.trainer.progress.steps, **last_row(done.history), **peak_memory()}
@@ -123,77 +106,27 @@ def _write_classes(file: Path, names: DataNames) -> None:
         write_atomically(file, json.dumps(changed, indent=2).encode())
 
 
-def longest_of(base: ModelFolder, recipe: Recipe, usual: int) -> int:
-    """Return the maximum number of tokens of a text: the recipe's, or ``usual`` unless the model has fewer positions.
-
-    Raises:
-        DataError: the recipe asks for more tokens than the model has positions.
-    """
-    stated = base.described.get(_POSITIONS)
-    most = stated if isinstance(stated, int) and stated > 0 else None
-    if most is not None and recipe.length is not None and recipe.length > most:
-        raise DataError(f"length is {recipe.length:,}, but the model has {most:,} positions; lower length")
-    return recipe.length or min(most or usual, usual)
-
-
-def check_unused(recipe: Recipe, used: Collection[str], template: Any) -> None:
-    """Raise ArgumentError if the recipe sets options that its task does not use, or there is a chat template."""
-    usual = Recipe()
-    unused = [f.name for f in dataclasses.fields(recipe)
-              if f.name not in used and getattr(recipe, f.name) != getattr(usual, f.name)]  # fmt: skip
-    unused += ["template"] * (template is not None)
-    if unused:
-        raise ArgumentError(
-            f"the task {recipe.task} does not use {listed(unused)}",
-            remedy="omit them" if len(unused) > 1 else "omit it",
-            shell=f"omit {', '.join('--' + name.replace('_', '-') for name in unused)}",
-        )
-
-
-def check_validation(recipe: Recipe, validation: Any) -> None:
-    """Raise ArgumentError if the recipe evaluates during training, but there are no validation data."""
-    if validation is None and (recipe.patience or recipe.eval_every):
-        raise ArgumentError(
-            f"the task {recipe.task} evaluates validation data, and none are given",
-            remedy="pass validation=, or omit patience and eval_every",
-            shell="add --validation, or omit --patience and --eval-every",
-        )
-
-
-def _check_files(recipe: Recipe, data: Any, validation: Any) -> None:
-    for given in (data, validation):
+def _check_files(request: Request) -> None:
+    for given in (request.data, request.validation):
         if given is not None and not PATH.fits(given):
             raise ArgumentError(
-                f"the task {recipe.task} reads files, but data is {described(given)}; write a .csv or .jsonl"
+                f"the task {request.recipe.task} reads files, but data is {described(given)}; write a .csv or .jsonl"
             )
 
 
-def _run(
-    base: ModelFolder,
-    data: Any,
-    out: Path,
-    recipe: Recipe,
-    validation: Any,
-    columns: Mapping[str, str],
-    resume: bool,
-) -> Run:
+def _run(request: Request) -> Run:
     """Return the run of a task, with its learning rate over all steps."""
-    if stray := [name for name in columns if name not in (*_TEXTS, LABEL)]:
-        raise ArgumentError(
-            f"the task {recipe.task} has no column '{shown(stray[0])}'; name {', '.join(_TEXTS)} or {LABEL}"
-        )
+    base, recipe, columns, place = request.base, request.recipe, request.columns, request.place
     texts: dict[str, Any] = {name: columns[name] for name in _TEXTS if name in columns}
-    usual = Tokenizer(base.path / NAME, inside=True).longest or LONGEST
-    texts["length"] = longest_of(base, recipe, usual)
+    texts["length"] = request.longest(request.tokenizer.longest or LONGEST)
     if base.described.get("problem_type") == _MULTI_LABEL and (named := names_beside(base.model).classes):
         texts["classes"] = list(next(iter(named.values())))
-    place = out / TRAINING
     run = Run(
-        base.model, data=data, validation=validation, tokenizer=base.path / NAME, text=texts,
+        base.model, data=request.data, validation=request.validation, tokenizer=base.path / NAME, text=texts,
         target=columns.get(LABEL, ()), epochs=recipe.epochs, batch_size=recipe.batch_size,
         accumulate=recipe.accumulate if recipe.accumulate > 1 else None, eval_every=recipe.eval_every,
-        patience=recipe.patience, max_steps=recipe.max_steps, seed=recipe.seed, resume=resume,
-        checkpoint=place / CHECKPOINT, history=place / HISTORY, log=place / LOG, export=out / base.model.name,
+        patience=recipe.patience, max_steps=recipe.max_steps, seed=recipe.seed, resume=request.resume,
+        checkpoint=place / CHECKPOINT, history=place / HISTORY, log=place / LOG, export=request.out / base.model.name,
         build=_scores(base, recipe),
     )  # fmt: skip
     total = run.total_steps()

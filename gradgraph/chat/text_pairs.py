@@ -1,70 +1,213 @@
-"""Batches of texts and their answers, for an encoder with a decoder."""
+"""Texts and their answers, as tokens in batches for an encoder with a decoder."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from gradgraph.chat.chat_batches import filled_up
+from gradgraph.chat.chat_rows import read
+from gradgraph.chat.task_request import Request
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs, TargetSpec, numpy_dtype
 from gradgraph.data.texts.tokenizer import NOWHERE
-from gradgraph.errors import DataError
+from gradgraph.errors import DataError, shown
 from gradgraph.surgery.encoder_decoders import TOKENS
 from gradgraph.surgery.language_models import IGNORED, MASK
 
+log = logging.getLogger("gradgraph.chat")
 
-class TextPairs(Loadable):
-    """Texts and answers as tokens, for a step on the result of ``surgery.encoder_decoders.encoder_decoder``.
+LONGEST = 512  # default maximum number of tokens of a text, and of an answer
+
+
+class Pairs(Loadable):
+    """What an encoder reads, and the answers as tokens, for the model of ``surgery.encoder_decoders.encoder_decoder``.
 
     The decoder reads the start token and all tokens of the answer but the last; the labels are the answer. Both are
     padded on the right to the longest of the batch.
 
     Args:
-        texts, answers: the token ids of each row.
+        answers: the token ids of each answer.
         start: the token that the decoder begins with.
         pad: the padding token.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], start: int, pad: int) -> None:
-        self.texts, self.answers, self.start, self.pad = texts, answers, start, pad
+    provides = "tokens and their mask"  # what the encoder reads, in messages
+
+    def __init__(self, answers: Sequence[Sequence[int]], start: int, pad: int) -> None:
+        self.answers, self.start, self.pad = answers, start, pad
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.answers)
 
-    def __getitem__(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
-        return self.texts[i], self.answers[i]
+    @abstractmethod
+    def selected(self, numbers: Sequence[int]) -> Pairs:
+        """Return the rows with these indices."""
 
     @property
     def lengths(self) -> Array:
-        """The number of tokens of each row, of text and answer."""
-        return np.array([len(text) + len(answer) for text, answer in zip(self.texts, self.answers, strict=True)])
+        """The number of tokens of each row."""
+        return np.array([len(answer) for answer in self.answers], np.int64)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all texts and answers."""
+        """The number of tokens of all rows."""
         return int(self.lengths.sum())
 
+    @property
+    @abstractmethod
+    def content(self) -> Any:
+        """What determines the batches, in JSON types."""
+
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
-        """Return empty names, since texts have no classes; raise DataError if the step requires other inputs."""
-        _roles(specs)
+        """Return empty names, since answers have no classes; raise DataError if the step requires other inputs."""
+        self._roles(specs)
         return NO_NAMES
 
     def load(
         self, batches: Iterator[Sequence[int]], specs: Specs, seed: Sequence[int], known: DataNames = NO_NAMES
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches padded to the longest text and the longest answer, each a multiple of 16 tokens."""
-        roles = _roles(specs)
-        for numbers in batches:
+        """Yield batches whose tokens are padded to the longest of the batch, rounded up to a multiple of 16."""
+        roles = self._roles(specs)
+        for numbers, arrays in self._read(batches):
             answers = [self.answers[i] for i in numbers]
-            ids, mask = _padded([self.texts[i] for i in numbers], self.pad)
             labels, there = _padded(answers, IGNORED)
             before, _ = _padded([[self.start, *answer[:-1]] for answer in answers], self.pad)
-            arrays = {"ids": ids, "mask": mask, "before": before, "labels": np.where(there, labels, IGNORED)}
+            arrays |= {"before": before, "labels": np.where(there, labels, IGNORED)}
             yield {name: arrays[roles[name]].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
+
+    @abstractmethod
+    def _read(self, batches: Iterator[Sequence[int]]) -> Iterator[tuple[Sequence[int], dict[str, Array]]]:
+        """Yield the indices of each batch, and the encoder's arrays: ``"read"``, and ``"mask"`` if there is one."""
+
+    @abstractmethod
+    def _fits(self, kind: str, rank: int) -> bool:
+        """Whether the encoder's input, with this kind of dtype and rank, can be provided."""
+
+    def _roles(self, specs: Specs) -> dict[str, str]:
+        """Return the content of each input and target of a step; raise DataError if it requires others."""
+        usual = {MASK: "mask", TOKENS: "before"}
+        found = {
+            name: "labels" if isinstance(spec, TargetSpec) else usual.get(name, "read") for name, spec in specs.items()
+        }
+        kinds = {name: (numpy_dtype(spec.dtype).kind, len(spec.shape)) for name, spec in specs.items()}
+        fits = all(
+            self._fits(*kinds[name]) if role == "read" else kinds[name] in (("i", 2), ("u", 2))
+            for name, role in found.items()
+        )
+        if not fits or len(set(found.values())) < len(found) or not {"before", "read"} <= set(found.values()):
+            raise DataError(
+                f"the data provide {self.provides} and the decoder's tokens, but the step expects "
+                f"{', '.join(map(str, specs.values()))}; build it on an encoder and a decoder of optimum"
+            )
+        return found
+
+
+class TextPairs(Pairs):
+    """Texts and answers as tokens; see :class:`Pairs`.
+
+    Args:
+        texts, answers: the token ids of each row.
+        start, pad: as for :class:`Pairs`.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], start: int, pad: int) -> None:
+        super().__init__(answers, start, pad)
+        self.texts = texts
+
+    def __getitem__(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
+        return self.texts[i], self.answers[i]
+
+    def selected(self, numbers: Sequence[int]) -> TextPairs:
+        """Return the rows with these indices."""
+        texts, answers = ([part[i] for i in numbers] for part in (self.texts, self.answers))
+        return TextPairs(texts, answers, self.start, self.pad)
+
+    @property
+    def lengths(self) -> Array:
+        """The number of tokens of each row, of text and answer."""
+        return np.array([len(text) for text in self.texts], np.int64) + super().lengths
+
+    @property
+    def content(self) -> Any:
+        """The tokens of each row."""
+        return [list(map(list, self[i])) for i in range(len(self))]
+
+    def _read(self, batches: Iterator[Sequence[int]]) -> Iterator[tuple[Sequence[int], dict[str, Array]]]:
+        for numbers in batches:
+            ids, mask = _padded([self.texts[i] for i in numbers], self.pad)
+            yield numbers, {"read": ids, "mask": mask}
+
+    def _fits(self, kind: str, rank: int) -> bool:
+        return kind in "iu" and rank == 2
+
+
+def read_texts(request: Request, data: Any) -> TextPairs:
+    """Read rows of ``prompt`` and ``completion`` as tokens.
+
+    Raises:
+        DataError: the data have other columns, a text has no or unknown tokens, or the folder has no start token.
+    """
+    tokenizer, recipe = request.tokenizer, request.recipe
+    rows = read(data, request.columns, ("prompt",))
+    if rows.kind != "prompt" or not all(isinstance(row[n], str) for row in rows for n in ("prompt", "completion")):
+        raise DataError(f"{rows.where} has no texts in prompt and completion, which {recipe.task} requires; name them")
+    longest = request.longest(LONGEST)
+    found = [[*tokenizer.spans([row[name] for row in rows], True)] for name in ("prompt", "completion")]
+    for i, ((text, _), (answer, _)) in enumerate(zip(*found, strict=True)):
+        check_tokens((text, answer), rows.place(i), request.base.vocabulary)
+    over = [i for i, both in enumerate(zip(*found, strict=True)) if any(len(ids) > longest for ids, _ in both)]
+    if over and recipe.long == "error":
+        raise DataError(
+            f"{rows.place(over[0])} has more than {longest} tokens in a text or its answer",
+            remedy="raise length=, or pass long='drop' or 'cut'",
+            shell="raise --length, or pass --long drop or cut",
+        )
+    if over:
+        log.warning("%d rows of %s have more than %d tokens; they are %s", len(over), rows.where, longest,
+                    "dropped" if recipe.long == "drop" else "truncated")  # fmt: skip
+    kept = [i for i in range(len(rows)) if recipe.long != "drop" or i not in set(over)]
+    if not kept:
+        raise DataError(
+            f"no row of {rows.where} remains", remedy="add rows, or raise length=", shell="add rows, or raise --length"
+        )
+    texts, answers = ([truncated(*part[i], longest) for i in kept] for part in found)
+    return TextPairs(texts, answers, start_of(request), tokenizer.pad)
+
+
+def start_of(request: Request) -> int:
+    """Return the token that the decoder begins with; raise DataError if ``config.json`` does not name it."""
+    start = request.base.described.get("decoder_start_token_id")
+    if not isinstance(start, int):
+        raise DataError(
+            f"config.json in '{shown(request.base.path)}' has no decoder_start_token_id; add it from the model"
+        )
+    return start
+
+
+def check_tokens(texts: Sequence[Sequence[int]], place: str, known: int | None) -> None:
+    """Raise DataError if a text has no tokens, or a token outside the model's vocabulary of ``known`` tokens."""
+    if not all(texts):
+        raise DataError(f"{place} has a text without tokens; drop the row")
+    most = max(map(max, texts))
+    if known is not None and most >= known:
+        raise DataError(
+            f"{place} has the token id {most:,}, but the model's vocabulary has {known:,}; remove such special tokens "
+            "from the texts"
+        )
+
+
+def digest_of(*parts: Pairs | None) -> str:
+    """Return the SHA-256 of training and validation rows."""
+    return hashlib.sha256(json.dumps([None if part is None else part.content for part in parts]).encode()).hexdigest()
 
 
 def truncated(ids: Sequence[int], spans: Sequence[tuple[int, int]], longest: int) -> Sequence[int]:
@@ -85,16 +228,3 @@ def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
     for i, row in enumerate(rows):
         found[i, : len(row)], there[i, : len(row)] = row, 1
     return found, there
-
-
-def _roles(specs: Specs) -> dict[str, str]:
-    """Return the content of each input and target of a step; raise DataError if it requires others."""
-    usual = {MASK: "mask", TOKENS: "before"}
-    found = {name: "labels" if isinstance(spec, TargetSpec) else usual.get(name, "ids") for name, spec in specs.items()}
-    of_texts = all(numpy_dtype(spec.dtype).kind in "iu" and len(spec.shape) == 2 for spec in specs.values())
-    if not of_texts or len(set(found.values())) < len(found) or not {"before", "ids"} <= set(found.values()):
-        raise DataError(
-            f"texts and answers provide tokens, their mask and the decoder's tokens, but the step expects "
-            f"{', '.join(map(str, specs.values()))}; build it on an encoder and a decoder of optimum"
-        )
-    return found

@@ -18,6 +18,7 @@ import gradgraph as gg
 from gradgraph.chat import Recipe, tuned_folder
 from gradgraph.chat.finetuning import prepare
 from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.task_request import Request
 from gradgraph.chat.training_samples import TrainingSamples
 from gradgraph.chat.tuned_folder import Told, of_data, perplexity_of
 from gradgraph.errors import ArgumentError, BuildError, DataError, GradgraphError, OutputError
@@ -176,7 +177,7 @@ def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> No
 
 def test_rows_that_are_held_out_instead_of_learnt_are_other_data(base: Path) -> None:
     data, folder = small_folder.chats(12), ModelFolder.of(base)
-    parts = [prepare(folder, data[:n], Recipe(), validation=data[n:]) for n in (8, 7, 9, 8)]
+    parts = [prepare(Request(folder, data[:n], base, Recipe(), data[n:]), Recipe()) for n in (8, 7, 9, 8)]
     assert len({p.digest for p in parts}) == 3 and parts[0].digest == parts[3].digest
 
 
