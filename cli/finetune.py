@@ -1,6 +1,7 @@
 """``gradgraph finetune``: fine-tune the model in a folder, and write a folder of the same kind.
 
-Language models are trained on chat data, classifiers on labels, and extractive models on questions and answers.
+Language models are trained on chat data, classifiers on labels, extractive models on questions and answers, and speech
+models on recordings and transcripts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from gradgraph.chat.chat_recipe import GENERATION, Recipe
+from gradgraph.chat.chat_recipe import GENERATION, SEQ2SEQ, SPEECH, Recipe
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
@@ -36,7 +37,8 @@ def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option(
     "--data", type=PATH, required=True,
     help="Chat data: a .jsonl, .json, .csv, .tsv or .parquet with messages, prompt and completion, text, or chosen "
-         "and rejected. For classification, texts and labels. For question answering, question, context and answers.",
+         "and rejected. For classification, texts and labels. For question answering, question, context and answers. "
+         "For speech recognition, audio (paths of WAV files) and text.",
 )  # fmt: skip
 @click.option("-o", "--out", type=PATH, help="Output folder.")
 @click.option("--validation", type=PATH, help="Validation data. Default: a fraction of the rows is held out.")
@@ -80,12 +82,13 @@ def command(
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
       gradgraph finetune bert/ --task text-classification --data reviews.csv --column label=stars -o tuned/
       gradgraph finetune bert/ --task question-answering --data squad.jsonl --validation dev.jsonl -o tuned/
+      gradgraph finetune whisper/ --task automatic-speech-recognition --data recordings.csv --language en -o tuned/
     """
     from gradgraph.chat.finetuning import finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in
     from gradgraph.chat.run_place import CHECKPOINT, TRAINING
 
-    if show is not None and options["task"] != GENERATION:
+    if show is not None and options["task"] not in (GENERATION, SEQ2SEQ, SPEECH):
         raise click.UsageError(f"--show prints chat data, but --task is {options['task']}; omit it")
     if show is not None:
         with output.printed_log("gradgraph.chat"):

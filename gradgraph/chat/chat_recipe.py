@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.arguments import NAMES, PATH, Kind, as_names, number, whole
+from gradgraph.arguments import NAMES, PATH, TEXT, Kind, as_names, number, whole
 from gradgraph.building.option import changed_options, check_options, documented, options, spelled
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
@@ -20,6 +20,7 @@ DESIRABLE = "desirable"  # the target of a preference loss that reads one answer
 NEXT_TOKEN = "cross_entropy"
 GENERATION = "text-generation"
 SEQ2SEQ = "text2text-generation"
+SPEECH = "automatic-speech-recognition"
 LABELLED = ("text-classification", "token-classification")
 QUESTIONS = "question-answering"
 RATE, RATE_OF_ALL = 2e-4, 5e-5  # default learning rates: of adapters, and of all weights
@@ -35,8 +36,9 @@ class Recipe:
 
     task: str = spelled(
         "What the model is trained for: to go on with chats, to answer by an encoder and a decoder (T5, BART), to "
-        "classify, or to mark the answer in a context; the last two train all weights.",
-        "training", choices=(GENERATION, SEQ2SEQ, *LABELLED, QUESTIONS), default=GENERATION,
+        "transcribe recordings (Whisper), to classify, or to mark the answer in a context; the last two train all "
+        "weights.",
+        "training", choices=(GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS), default=GENERATION,
     )  # fmt: skip
     rank: int | None = spelled(
         "Rank of the adapters. Default: 16; with --memory, at most 16.",
@@ -87,6 +89,14 @@ class Recipe:
         "of the length, which is at most 384 by default.",
         "training", "whole", kind=whole(0).or_none(), default=None,
     )  # fmt: skip
+    language: str | None = spelled(
+        "For speech recognition with a multilingual model: language of the recordings, such as en. Default: that of "
+        "generation_config.json.",
+        "training", metavar="CODE", kind=TEXT.or_none(), default=None,
+    )  # fmt: skip
+    translate: bool = spelled(
+        "For speech recognition: the transcripts are English translations.", "training", "flag", default=False
+    )
     long: str = spelled(
         "What to do with longer texts: raise an error, drop them, or cut them.",
         "training", choices=LONG, default="error",
@@ -211,8 +221,9 @@ class Recipe:
                 remedy="omit sample_every, or add sample=",
                 shell="omit --sample-every, or add --sample",
             )
-        if self.stride is not None and self.task != QUESTIONS:
-            raise ArgumentError(f"stride applies to the task {QUESTIONS}, but the task is {self.task}; omit it")
+        for name, task in (("stride", QUESTIONS), ("language", SPEECH), ("translate", SPEECH)):
+            if getattr(self, name) not in (None, False) and self.task != task:
+                raise ArgumentError(f"{name} applies to the task {task}, but the task is {self.task}; omit it")
         if self.beta is not None and not self.prefers:
             raise ArgumentError(f"beta requires a preference loss, but the loss is {self.loss}; omit it")
 

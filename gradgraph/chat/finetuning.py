@@ -21,7 +21,7 @@ from gradgraph import losses, metrics, surgery
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.chat.chat_batches import ChatBatches
-from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, Recipe
+from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, SPEECH, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
 from gradgraph.chat.memory_plan import planned
@@ -104,9 +104,10 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a language model on chat data with adapters, and write the result to a folder.
 
-    With another ``task``, an encoder and a decoder are trained on prompts and completions, also with adapters; or all
-    weights of a classifier of texts or tokens on a file of texts and labels, as by :func:`gradgraph.train`; or all
-    weights of a model for extractive question answering on rows of question, context and answers, as in SQuAD.
+    With another ``task``, an encoder and a decoder are trained on prompts and completions, or on recordings and
+    transcripts, also with adapters; or all weights of a classifier of texts or tokens on a file of texts and labels, as
+    by :func:`gradgraph.train`; or all weights of a model for extractive question answering on rows of question, context
+    and answers, as in SQuAD.
 
     ``out`` gets ``adapter/`` (in PEFT's format), ``adapter.onnx_adapter``, the merged model with the other files of
     the given folder (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
@@ -197,7 +198,7 @@ def _of_task(task: str) -> Callable[[Request], Finetuned]:
     """Return the function for a task; its module is imported only for it."""
     if task == GENERATION:
         return finetune_chat
-    if task == SEQ2SEQ:
+    if task in (SEQ2SEQ, SPEECH):
         from gradgraph.chat.seq2seq import finetune_seq2seq
 
         return finetune_seq2seq
@@ -436,6 +437,10 @@ def shown_examples(
     With a preference loss, each chosen answer precedes the rejected one. The layers that would get adapters are logged.
     """
     base, chosen = ModelFolder.of(folder), recipe or Recipe()
+    if chosen.task in (SEQ2SEQ, SPEECH):
+        from gradgraph.chat.seq2seq import shown_pairs
+
+        return shown_pairs(Request(base, data, Path(), chosen, None, columns or {}, template), count)
     encoder = Encoder(base.path, template)
     log.info("%s", reached(base.decoder(), chosen))
     rows = read(data, columns, _kinds(chosen))

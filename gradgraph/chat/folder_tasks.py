@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.chat.chat_recipe import GENERATION, LABELLED, QUESTIONS, SEQ2SEQ
+from gradgraph.chat.chat_recipe import GENERATION, LABELLED, QUESTIONS, SEQ2SEQ, SPEECH
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.question_windows import ENDS, STARTS
 from gradgraph.errors import DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.surgery.encoder_decoders import STATES
+from gradgraph.surgery.language_models import MASK
 
 OF_TEXTS, OF_TOKENS = LABELLED
-FEATURES, CHOICES, MASKED = "feature-extraction", "multiple-choice", "fill-mask"
+FEATURES, CHOICES, MASKED, IMAGES = "feature-extraction", "multiple-choice", "fill-mask", "image-to-text"
 _FEATURES = frozenset({"last_hidden_state", "pooler_output", "token_embeddings", "sentence_embedding"})
 _CACHED = ("past", "present")  # beginnings of names
 _MASKED = "ForMaskedLM"  # the end of an architecture's name; such a model has the interface of a decoder
@@ -26,7 +27,7 @@ def task_of(base: ModelFolder, model: ir.Model) -> str | None:
     if "input_ids" not in given:
         return None
     if STATES in given:
-        return SEQ2SEQ
+        return _of_encoder(load_model(base.encoder()))
     if {STARTS, ENDS} <= found.keys():
         return QUESTIONS
     if "logits" not in found:
@@ -39,6 +40,16 @@ def task_of(base: ModelFolder, model: ir.Model) -> str | None:
     if scores is not None and len(scores) == 2:
         return OF_TEXTS
     return None if scores is None or len(scores) != 3 else _of_each_token(base, scores[-1])
+
+
+def _of_encoder(encoder: ir.Model) -> str | None:
+    """Return the task of an encoder with a decoder: by what the encoder reads, tokens, sounds or images."""
+    read = [v for v in encoder.graph.inputs if v.name != MASK and not v.is_initializer()]
+    if len(read) != 1 or read[0].dtype is None:
+        return None
+    if not read[0].dtype.is_floating_point():
+        return SEQ2SEQ
+    return IMAGES if len(shape_of(read[0]) or ()) == 4 else SPEECH
 
 
 def _of_each_token(base: ModelFolder, width: object) -> str | None:
@@ -60,7 +71,7 @@ def check_task(base: ModelFolder, task: str) -> None:
     found = task_of(base, load_model(base.model))
     if found is None or found == task:
         return
-    known = (GENERATION, SEQ2SEQ, *LABELLED, QUESTIONS)
+    known = (GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS)
     if found in known:
         remedy = f"pass the task {found}, or export the model for {task}"
     else:

@@ -28,6 +28,7 @@ from gradgraph.surgery.language_models import USE_CACHE, fixed_length
 from gradgraph.surgery.two_decoders import is_merged
 
 GENAI, CONFIG = "genai_config.json", "config.json"
+ENCODER = "encoder_model.onnx"  # next to a decoder of optimum
 _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
           "onnx/decoder_model_merged.onnx")  # fmt: skip
 _CONTEXT = (
@@ -136,6 +137,10 @@ class ModelFolder:
         """The family of Hugging Face's layer names, as for :func:`gradgraph.surgery.save_adapter`."""
         kind = self.described.get("type", self.described.get("model_type"))
         return _PEFT_FAMILY.get(str(kind), "llama")
+
+    def encoder(self) -> Path:
+        """Return the real path of the encoder next to the decoder; raise ModelError without one."""
+        return check_inside(self.path, str(self.model.parent.relative_to(self.path) / ENCODER), "the encoder")
 
     def decoder(self) -> ir.Model:
         """Load the model that adapters are added to; for a merged decoder of optimum, the branch without a cache."""

@@ -59,9 +59,9 @@ def finetune_questions(request: Request) -> Finetuned:
 
 def _windows(request: Request, data: Any) -> QuestionWindows:
     """Return the rows of ``data`` as windows of tokens."""
-    rows, tokenizer, stride = read_questions(data, request.columns), request.tokenizer, request.recipe.stride
+    rows, tokenizer, recipe = read_questions(data, request.columns), request.tokenizer, request.recipe
     longest, known = request.longest(LONGEST), request.base.vocabulary
-    stride = int(longest * SHARED) if stride is None else stride
+    stride = int(longest * SHARED) if recipe.stride is None else recipe.stride
     if stride >= longest:
         raise ArgumentError(f"stride is {stride}, but windows have {longest} tokens; use a lower stride")
     found = windows_of(rows, tokenizer, longest, stride)

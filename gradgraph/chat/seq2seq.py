@@ -1,8 +1,10 @@
-"""Fine-tuning of an encoder with a decoder (T5, BART, Marian) with adapters, from a folder to a folder of optimum."""
+"""Fine-tuning of an encoder with a decoder (T5, BART, Whisper) with adapters, from a folder to a folder of optimum."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import onnx_ir as ir
 
 from gradgraph import losses, surgery
 from gradgraph.chat.adapted_layers import products
-from gradgraph.chat.chat_recipe import Recipe
+from gradgraph.chat.chat_recipe import SEQ2SEQ, SPEECH, Recipe
 from gradgraph.chat.measures import check_measures
-from gradgraph.chat.model_folder import ModelFolder, check_inside
+from gradgraph.chat.model_folder import ENCODER, ModelFolder, check_inside
+from gradgraph.chat.recordings import NAMES, read_recordings, write_prompt
 from gradgraph.chat.run_place import Finetuned, create
 from gradgraph.chat.task_request import Request
 from gradgraph.chat.text_pairs import Pairs, digest_of, read_texts
@@ -25,12 +28,36 @@ from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.encoder_decoders import PREFIX, encoder_decoder
 from gradgraph.surgery.linear_layers import linear_layers
 
-ENCODER = "encoder_model.onnx"
 # further files with the same decoder; the first reads keys and values of the encoder's states from its cache
 OTHERS = ("decoder_with_past_model.onnx", "decoder_model_merged.onnx")
 USED = ("task", "rank", "alpha", "target", "kind", "dropout", "epochs", "batch_size", "accumulate", "learning_rate",
         "warmup", "weight_decay", "clip_norm", "length", "long", "label_smoothing", "recompute", "held_out",
         "eval_every", "patience", "max_steps", "checkpoint_every", "seed")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a task of encoders with decoders reads and writes.
+
+    Attributes:
+        read: reads data.
+        used: options that only this task uses.
+        columns: the columns that may be mapped; None for any.
+        write: writes changed files of the folder, besides the models.
+    """
+
+    read: Callable[[Request, Any], Pairs]
+    used: Collection[str] = ()
+    columns: Collection[str] | None = None
+    write: Callable[[Request], None] = lambda request: None
+
+
+log = logging.getLogger("gradgraph.chat")
+
+KINDS = {
+    SEQ2SEQ: Kind(read_texts),
+    SPEECH: Kind(read_recordings, ("language", "translate"), (*NAMES,), write_prompt),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +69,7 @@ class _Parts:
 
 
 def finetune_seq2seq(request: Request) -> Finetuned:
-    """Train adapters of encoder and decoder on prompts and completions; see ``gradgraph.finetune``.
+    """Train adapters of encoder and decoder on texts or recordings, and answers; see ``gradgraph.finetune``.
 
     Raises:
         ArgumentError: the task does not use one of the recipe's options.
@@ -50,15 +77,11 @@ def finetune_seq2seq(request: Request) -> Finetuned:
         ModelError: the folder has no encoder.
         BuildError: the models cannot be trained in this way.
     """
-    request.check(USED)
-    base, recipe, out = request.base, request.recipe.settled, request.out
-    encoder = check_inside(base.path, str(base.model.parent.relative_to(base.path) / ENCODER), "the encoder")
-
-    def read(data: Any) -> Pairs:
-        return read_texts(request, data)
-
-    train, held = request.split(read, lambda pairs, numbers: pairs.selected(numbers))
-    held = held if len(held) else None
+    kind = KINDS[request.recipe.task]
+    request.check((*USED, *kind.used), kind.columns)
+    base, recipe, out, encoder = request.base, request.recipe.settled, request.out, request.base.encoder()
+    train, rest = request.split(functools.partial(kind.read, request), lambda rows, numbers: rows.selected(numbers))
+    held = rest if len(rest) else None
     check_measures(held, recipe)
     parts = _adapted(load_model(encoder), base.decoder(), recipe)
     digests = {"data": digest_of(train, held), "encoder": ModelFolder(base.path, encoder, base.described).digest}
@@ -70,18 +93,34 @@ def finetune_seq2seq(request: Request) -> Finetuned:
     found.trainer.close_sessions()  # merging can use their memory
     _write(base, encoder, parts, state, recipe, out)
     base.copy_beside(out)
+    kind.write(request)
     return found
+
+
+def shown_pairs(request: Request, count: int) -> list[Sequence[tuple[str, bool]]]:
+    """Return the first rows: what the models read, then the tokens that are trained on."""
+    kind = KINDS[request.recipe.task]
+    request.check_options((*USED, *kind.used), kind.columns)
+    parts = load_model(request.base.encoder()), request.base.decoder()
+    for part, model, names in zip(("encoder", "decoder"), parts, _layers(*parts, request.recipe), strict=True):
+        log.info("%d of %d linear layers of the %s get adapters", len(names), len(products(model, False)), part)
+    rows, decode = kind.read(request, request.data), request.tokenizer.decode
+    return [[(rows.first(i, decode), False), (decode(rows.answers[i]), True)] for i in range(min(count, len(rows)))]
+
+
+def _layers(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> list[list[str]]:
+    """Return the names of the layers of encoder and decoder that get adapters."""
+    if recipe.target:
+        wanted = [{layer.node for layer in linear_layers(model, recipe.target)[0]} for model in (encoder, decoder)]
+        return [[layer.name for layer in products(model, False) if layer.node in nodes]
+                for model, nodes in zip((encoder, decoder), wanted, strict=True)]  # fmt: skip
+    return [[layer.name for layer in products(model, model is decoder)] for model in (encoder, decoder)]
 
 
 def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> _Parts:
     """Return encoder and decoder with adapters on the layers of the recipe; by default all but the head."""
     made = []
-    for model, with_head in ((encoder, False), (decoder, True)):
-        layers = products(model, with_head)
-        if recipe.target:
-            wanted = {layer.node for layer in linear_layers(model, recipe.target)[0]}
-            layers = [layer for layer in products(model, False) if layer.node in wanted]
-        names = [layer.name for layer in layers]
+    for model, names in zip((encoder, decoder), _layers(encoder, decoder, recipe), strict=True):
         made.append(surgery.lora(model, names, rank=recipe.rank or 0, alpha=recipe.alpha, dropout=recipe.dropout,
                                  kind=recipe.kind, seed=recipe.seed) if names else model)  # fmt: skip
     if not any(adapters_of(model) for model in made):

@@ -61,7 +61,21 @@ class Request:
         return self.out / TRAINING
 
     def check(self, used: Collection[str] | None = None, columns: Collection[str] | None = None) -> None:
-        """Check what can be checked before the data are read.
+        """Check options, model and output folder, before the data are read.
+
+        Args:
+            used, columns: as for :meth:`check_options`.
+
+        Raises:
+            ModelError: the model, or a file that is copied with it, cannot be read.
+            OutputError: the output folder is not empty; or contains no run to resume.
+        """
+        self.check_options(used, columns)
+        check_place(self.out, self.resume)
+        self.base.beside()  # raises if one of these files, which are copied at the end, cannot be
+
+    def check_options(self, used: Collection[str] | None, columns: Collection[str] | None = None) -> None:
+        """Check options and model.
 
         Args:
             used: the options that the task uses; None for all, and a chat template.
@@ -70,8 +84,7 @@ class Request:
         Raises:
             ArgumentError: the recipe sets other options, or ``columns`` has another column.
             DataError: the model was exported for another task.
-            ModelError: the model, or a file that is copied with it, cannot be read.
-            OutputError: the output folder is not empty; or contains no run to resume.
+            ModelError: the model cannot be read.
         """
         if used is not None:
             self._check_unused(used)
@@ -80,8 +93,6 @@ class Request:
                 f"the task {self.recipe.task} has no column '{shown(stray[0])}'; name {', '.join(columns)}"
             )
         check_task(self.base, self.recipe.task)
-        check_place(self.out, self.resume)
-        self.base.beside()  # raises if one of these files, which are copied at the end, cannot be
 
     def _check_unused(self, used: Collection[str]) -> None:
         usual = Recipe()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gradgraph.chat.task_request import Request
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
-from gradgraph.data.record.specs import Specs, TargetSpec, numpy_dtype
+from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.data.texts.tokenizer import NOWHERE
 from gradgraph.errors import DataError, shown
 from gradgraph.surgery.encoder_decoders import TOKENS
@@ -38,12 +38,13 @@ class Pairs(Loadable):
         answers: the token ids of each answer.
         start: the token that the decoder begins with.
         pad: the padding token.
+        most: the number of the model's positions; batches are no wider.
     """
 
     provides = "tokens and their mask"  # what the encoder reads, in messages
 
-    def __init__(self, answers: Sequence[Sequence[int]], start: int, pad: int) -> None:
-        self.answers, self.start, self.pad = answers, start, pad
+    def __init__(self, answers: Sequence[Sequence[int]], start: int, pad: int, most: int) -> None:
+        self.answers, self.start, self.pad, self.most = answers, start, pad, most
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -79,18 +80,31 @@ class Pairs(Loadable):
         roles = self._roles(specs)
         for numbers, arrays in self._read(batches):
             answers = [self.answers[i] for i in numbers]
-            labels, there = _padded(answers, IGNORED)
-            before, _ = _padded([[self.start, *answer[:-1]] for answer in answers], self.pad)
+            labels, there = self._padded(answers, IGNORED)
+            before, _ = self._padded([[self.start, *answer[:-1]] for answer in answers], self.pad)
             arrays |= {"before": before, "labels": np.where(there, labels, IGNORED)}
             yield {name: arrays[roles[name]].astype(numpy_dtype(spec.dtype)) for name, spec in specs.items()}
+
+    def _padded(self, rows: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
+        """Return rows of token ids padded on the right [rows, width], and 1 for tokens, 0 for padding."""
+        longest = max(map(len, rows))
+        shape = len(rows), max(longest, min(filled_up(longest), self.most))
+        found, there = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
+        for i, row in enumerate(rows):
+            found[i, : len(row)], there[i, : len(row)] = row, 1
+        return found, there
 
     @abstractmethod
     def _read(self, batches: Iterator[Sequence[int]]) -> Iterator[tuple[Sequence[int], dict[str, Array]]]:
         """Yield the indices of each batch, and the encoder's arrays: ``"read"``, and ``"mask"`` if there is one."""
 
     @abstractmethod
-    def _fits(self, kind: str, rank: int) -> bool:
-        """Whether the encoder's input, with this kind of dtype and rank, can be provided."""
+    def first(self, i: int, decode: Callable[[Sequence[int]], str]) -> str:
+        """Return what the models read before the answer of row ``i``, for people."""
+
+    @abstractmethod
+    def _fits(self, spec: TensorSpec) -> bool:
+        """Whether the data provide this input of the encoder."""
 
     def _roles(self, specs: Specs) -> dict[str, str]:
         """Return the content of each input and target of a step; raise DataError if it requires others."""
@@ -98,11 +112,7 @@ class Pairs(Loadable):
         found = {
             name: "labels" if isinstance(spec, TargetSpec) else usual.get(name, "read") for name, spec in specs.items()
         }
-        kinds = {name: (numpy_dtype(spec.dtype).kind, len(spec.shape)) for name, spec in specs.items()}
-        fits = all(
-            self._fits(*kinds[name]) if role == "read" else kinds[name] in (("i", 2), ("u", 2))
-            for name, role in found.items()
-        )
+        fits = all((self._fits if role == "read" else _is_tokens)(specs[name]) for name, role in found.items())
         if not fits or len(set(found.values())) < len(found) or not {"before", "read"} <= set(found.values()):
             raise DataError(
                 f"the data provide {self.provides} and the decoder's tokens, but the step expects "
@@ -116,11 +126,13 @@ class TextPairs(Pairs):
 
     Args:
         texts, answers: the token ids of each row.
-        start, pad: as for :class:`Pairs`.
+        start, pad, most: as for :class:`Pairs`.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], start: int, pad: int) -> None:
-        super().__init__(answers, start, pad)
+    def __init__(
+        self, texts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], start: int, pad: int, most: int
+    ) -> None:
+        super().__init__(answers, start, pad, most)
         self.texts = texts
 
     def __getitem__(self, i: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -129,7 +141,7 @@ class TextPairs(Pairs):
     def selected(self, numbers: Sequence[int]) -> TextPairs:
         """Return the rows with these indices."""
         texts, answers = ([part[i] for i in numbers] for part in (self.texts, self.answers))
-        return TextPairs(texts, answers, self.start, self.pad)
+        return TextPairs(texts, answers, self.start, self.pad, self.most)
 
     @property
     def lengths(self) -> Array:
@@ -143,11 +155,19 @@ class TextPairs(Pairs):
 
     def _read(self, batches: Iterator[Sequence[int]]) -> Iterator[tuple[Sequence[int], dict[str, Array]]]:
         for numbers in batches:
-            ids, mask = _padded([self.texts[i] for i in numbers], self.pad)
+            ids, mask = self._padded([self.texts[i] for i in numbers], self.pad)
             yield numbers, {"read": ids, "mask": mask}
 
-    def _fits(self, kind: str, rank: int) -> bool:
-        return kind in "iu" and rank == 2
+    def first(self, i: int, decode: Callable[[Sequence[int]], str]) -> str:
+        """Return the text of row ``i``."""
+        return f"{decode(self.texts[i])}\n"
+
+    def _fits(self, spec: TensorSpec) -> bool:
+        return _is_tokens(spec)
+
+
+def _is_tokens(spec: TensorSpec) -> bool:
+    return numpy_dtype(spec.dtype).kind in "iu" and len(spec.shape) == 2
 
 
 def read_texts(request: Request, data: Any) -> TextPairs:
@@ -180,7 +200,7 @@ def read_texts(request: Request, data: Any) -> TextPairs:
             f"no row of {rows.where} remains", remedy="add rows, or raise length=", shell="add rows, or raise --length"
         )
     texts, answers = ([truncated(*part[i], longest) for i in kept] for part in found)
-    return TextPairs(texts, answers, start_of(request), tokenizer.pad)
+    return TextPairs(texts, answers, start_of(request), tokenizer.pad, longest)
 
 
 def start_of(request: Request) -> int:
@@ -219,12 +239,3 @@ def truncated(ids: Sequence[int], spans: Sequence[tuple[int, int]], longest: int
         return ids
     added = next((i for i, span in enumerate(reversed(spans)) if span != NOWHERE), 0)
     return [*ids[: longest - added], *ids[len(ids) - added :]]
-
-
-def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Array, Array]:
-    """Return rows of token ids padded on the right [rows, width], and 1 for tokens, 0 for padding."""
-    shape = len(rows), filled_up(max(map(len, rows)))
-    found, there = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
-    for i, row in enumerate(rows):
-        found[i, : len(row)], there[i, : len(row)] = row, 1
-    return found, there

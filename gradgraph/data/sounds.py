@@ -102,14 +102,14 @@ class Sounds(Loadable):
         return self.augment is not None or not all(map(self._fills, self.files))
 
     def __getitem__(self, i: int) -> Array:
-        opened = _opened(self.files[i])
+        opened = opened_sound(self.files[i])
         rate = self.form.rate or opened.rate
-        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or _length_at(rate, opened)), ())
+        return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or length_at(rate, opened)), ())
 
     def _fills(self, file: Path) -> bool:
         """Whether a sound has the length that the last step reads."""
         form = self._form_of_step
-        return form is None or form.rate is None or _length_at(form.rate, _opened(file)) == form.length
+        return form is None or form.rate is None or length_at(form.rate, opened_sound(file)) == form.length
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return the classes, rate and length of the sounds, taken from ``known`` if present.
@@ -142,14 +142,14 @@ class Sounds(Loadable):
 
     def _form(self, sound: TensorSpec, names: DataNames) -> SoundForm:
         known = names.sounds.get(sound.name, {})
-        first = self.form.rate or known.get("rate") or _opened(self.files[0]).rate
+        first = self.form.rate or known.get("rate") or opened_sound(self.files[0]).rate
         return self.form.of(sound, known, first)
 
     def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
         """Return the samples of a sound: float32 [length]."""
         assert form.rate is not None and form.length is not None
         rng = generator(seed, i)
-        opened = _opened(self.files[i])
+        opened = opened_sound(self.files[i])
         try:
             if opened.rate == form.rate:
                 first = _place(opened.frames - form.length, rng)
@@ -167,7 +167,20 @@ class Sounds(Loadable):
         return self.augment(made, rng, form.rate)
 
 
-def _length_at(rate: int, opened: WavFile) -> int:
+def read_sound(path: Path, rate: int) -> Array:
+    """Return all samples of a WAV file at a sampling rate: float32 [samples]. Channels are averaged.
+
+    Raises:
+        DataError: the file cannot be read, or SciPy, which resamples it, is missing.
+    """
+    opened = opened_sound(path)
+    try:
+        return opened.read().mean(axis=0) if opened.rate == rate else _resampled(opened, rate)
+    except (UnreadableError, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def length_at(rate: int, opened: WavFile) -> int:
     """Return the number of samples of a sound at a sampling rate, rounded up."""
     return -(-opened.frames * rate // opened.rate)
 
@@ -184,7 +197,8 @@ def _place(rest: int, rng: np.random.Generator | None) -> int:
     return offset if rest > 0 else -offset
 
 
-def _opened(path: Path) -> WavFile:
+def opened_sound(path: Path) -> WavFile:
+    """Read the header of a WAV file; raise DataError if that is impossible, or it has no samples."""
     try:
         found = wav_file(path)
     except (UnreadableError, OSError) as error:

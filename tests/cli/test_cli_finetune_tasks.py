@@ -194,7 +194,8 @@ def test_a_model_for_a_task_that_is_not_supported_is_refused(made_for: str, task
     onnx.save(model, texts / "model.onnx")
     config = json.loads((texts / "config.json").read_text())
     (texts / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    supported = "text-generation, text2text-generation, text-classification, token-classification, question-answering"
+    supported = ("text-generation, text2text-generation, automatic-speech-recognition, text-classification, "
+                 "token-classification, question-answering")  # fmt: skip
     with pytest.raises(DataError, match=f"was exported for {made_for}, not for {task}; export it .*: {supported}"):
         gg.finetune("bert", "reviews.csv", "tuned", task=task, progress=False)
 
