@@ -124,16 +124,20 @@ def _integers(
 
 def _reader(values: Sequence[ir.Value], model: ir.Model) -> Callable[[], list[Array]]:
     """Return a function that computes ``values``, which depend on stored values only, even after ``model`` changes."""
-    nodes, waiting, stored = set[ir.Node](), list(values), dict[str, ir.TensorProtocol]()
-    while waiting:
-        value = waiting.pop()
+    nodes, stored = dict[ir.Node, None](), dict[str, ir.TensorProtocol]()  # in the order of their computation
+
+    def collect(value: ir.Value) -> None:
         node = value.producer()
         if value.const_value is not None:
             stored[value.name or ""] = value.const_value
         elif node is not None and node not in nodes:
-            nodes.add(node)
-            waiting += inputs_of(node)
-    protos = [ir.to_proto(node) for node in model.graph if node in nodes]
+            for each in inputs_of(node):
+                collect(each)
+            nodes[node] = None
+
+    for value in values:
+        collect(value)
+    protos = [ir.to_proto(node) for node in nodes]
     names, opsets = [v.name or "" for v in values], model.opset_imports.items()
 
     def compute() -> list[Array]:
