@@ -159,8 +159,8 @@ CHANGES: Sequence[Change] = (
                                                    "as in nn.Linear.", default=None),
         "strict": _flag("--partly", "With --load: load the tensors that match, and keep the others.",
                         lambda partly: not partly),
-        "epsilon": _option("--epsilon", "With --load: epsilon of BatchNormalizations that the model's convolutions "
-                                        "contain, such as 1e-5.",
+        "epsilon": _option("--epsilon", "With --load: epsilon of BatchNormalizations that layers of the model contain, "
+                                        "such as 1e-5.",
                            type=click.FloatRange(0, 1, min_open=True, max_open=True)),
         "exported_from": _option("--exported-from", "With --load: the weights from which the model was exported, to "
                                                     "check each replaced weight.", type=PATH, metavar="PATH"),

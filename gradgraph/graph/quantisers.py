@@ -27,6 +27,7 @@ INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear
 }
 
 _SLACK = 1e-3  # of a step: quantisers that divide in float32 choose either integer for floats halfway between two
+_ON_GRID = 0.01  # of a step: floats this close to multiples of a scale are; in float16, they are rounded
 PIECE = 1 << 17  # numbers quantised at a time, which stay in the processor's cache
 
 # x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
@@ -78,7 +79,7 @@ class Quantiser:
     def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
         """Return ``clip(round(w/s) + z)`` as ``dtype``, rounding half to even; works on a few rows at a time."""
         found = np.empty(floats.shape, dtype)
-        scales = self._spread(self.scales.astype(floats.dtype), floats.shape)
+        scales = self._spread(_nonzero(self.scales.astype(floats.dtype)), floats.shape)
         points = None
         if self.points is not None and self.points.any():
             points = self._spread(self.points.astype(np.float32), floats.shape)
@@ -129,15 +130,16 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """Return ``self.fitted(...)``, but keep the current scale of each group for which it is as accurate.
+        """Return ``self.fitted(...)``, but keep the current scale of each group whose floats are multiples of it.
 
-        Floats that did not change are then quantised to the same integers as before.
+        Floats that did not change are then quantised to the same integers as before, and others as if they were
+        quantised for the first time.
         """
         new = self.fitted(floats, middle, signed)
         assert new.points is not None
         sizes = new.scales.shape
         old = np.zeros(sizes) if self.points is None else self.points.reshape(sizes)
-        kept = (self._errors(floats) <= new._errors(floats)) & (old == np.rint(old))
+        kept = (self._errors(floats) <= _ON_GRID * np.abs(self.scales.reshape(sizes))) & (old == np.rint(old))
         return replace(
             new,
             scales=np.where(kept, self.scales.reshape(sizes), new.scales),

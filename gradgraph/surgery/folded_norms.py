@@ -1,18 +1,18 @@
-"""BatchNormalizations that an exporter merged into convolutions, merged again with new statistics.
+"""BatchNormalizations that an exporter merged into convolutions and linear layers, merged again with new statistics.
 
-A convolution W, b followed by a BatchNormalization γ, β with statistics μ, σ² is one convolution
+A layer W, b (Conv, ConvTranspose or Gemm) followed by a BatchNormalization γ, β with statistics μ, σ² is one layer
 
     W·γ/√(σ² + ε),  β + (b - μ)·γ/√(σ² + ε).
 
-The file no longer contains the BatchNormalization, so its convolution is found in the tensors' module paths: in a
-Sequential it is the one before it; otherwise the n-th BatchNormalization of a module follows its n-th convolution.
-ε is in neither file, except that PyTorch's exporter records it with the name of the merged norm.
+The file no longer contains the BatchNormalization, so its layer is found in the tensors' module paths: in a Sequential
+it is the one before it; otherwise the n-th BatchNormalization of a module follows its n-th layer. ε is in neither file,
+except that PyTorch's exporter records it with the name of the merged norm.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from gradgraph.surgery.weight_names import TensorNames, natural
 Array = np.ndarray[Any, Any]
 _EPSILON = re.compile(r"batch_norm_legit_no_training\.default\]\(args = \(.*, ([\d.e+-]+)\)")
 _MEAN, _VARIANCE = "running_mean", "running_var"
+# operators of layers that are assumed to precede the norms of a module, the likeliest first
+_KINDS = (("Conv",), ("Conv", "ConvTranspose"), ("Conv", "ConvTranspose", "Gemm"))
 
 
 @dataclass(frozen=True)
@@ -50,50 +52,61 @@ class Norm:
         """Raise DataError if the epsilon is unknown."""
         if self.epsilon is None:
             raise DataError(
-                f"'{shown(self.module)}' of the file is a BatchNormalization that was merged into a convolution of the "
+                f"'{shown(self.module)}' of the file is a BatchNormalization that was merged into a layer of the "
                 "model, and its epsilon is in neither file",
                 remedy="pass epsilon=1e-5, or 1e-3 for MobileNetV3, Inception and TensorFlow's weights",
                 shell="add --epsilon 1e-5, or 1e-3 for MobileNetV3, Inception and TensorFlow's weights",
             )
 
-    def merged(self, array: Array, is_weight: bool) -> Array:
-        """Return the weight, outputs first, or the bias of the convolution with this BatchNormalization."""
-        if is_weight:
-            return np.asarray(array * self._factors(array.ndim)).astype(array.dtype)
-        return np.asarray(self.bias + (array.reshape(-1) - self.mean) * self._factors(1)).astype(array.dtype)
+    def merged(self, array: Array, is_weight: bool, groups: int = 0) -> Array:
+        """Return the weight or the bias of the layer with this BatchNormalization.
 
-    def terms(self, array: Array, is_weight: bool) -> Array:
+        The weight has outputs first, or, with ``groups``, the axes of a ConvTranspose with so many groups: (inputs,
+        outputs of a group, kernel).
+        """
+        if is_weight:
+            return np.asarray(array * self._factors(array, groups)).astype(array.dtype)
+        array = array.reshape(-1)
+        return np.asarray(self.bias + (array - self.mean) * self._factors(array)).astype(array.dtype)
+
+    def terms(self, array: Array, is_weight: bool, groups: int = 0) -> Array:
         """Return the sum of the absolute terms that ``merged`` adds, by which its rounding errors are measured."""
         array = np.abs(array)
         if is_weight:
-            return np.asarray(array * np.abs(self._factors(array.ndim)))
-        return np.asarray(np.abs(self.bias) + (array.reshape(-1) + np.abs(self.mean)) * np.abs(self._factors(1)))
+            return np.asarray(array * np.abs(self._factors(array, groups)))
+        array = array.reshape(-1)
+        return np.asarray(np.abs(self.bias) + (array + np.abs(self.mean)) * np.abs(self._factors(array)))
 
-    def _factors(self, rank: int) -> Array:
-        factors = self.scale / np.sqrt(self.variance + (self.epsilon or 0.0))
-        return np.asarray(factors.reshape(-1, *[1] * (rank - 1)))
+    def _factors(self, array: Array, groups: int = 0) -> Array:
+        """Return γ/√(σ² + ε) in a shape that broadcasts against a weight or bias."""
+        factors = np.asarray(self.scale / np.sqrt(self.variance + (self.epsilon or 0.0)))
+        if groups:
+            factors = factors.reshape(groups, -1).repeat(len(array) // groups, axis=0)
+        return factors.reshape(*factors.shape, *[1] * (array.ndim - factors.ndim))
 
 
 @dataclass(frozen=True)
-class Conv:
-    """A convolution of a model with a bias, which may contain a BatchNormalization.
+class Candidate:
+    """A layer of a model with a bias, which may contain a BatchNormalization.
 
     Attributes:
         module: its path in the file of weights.
         outputs: the number of output channels.
         has_bias: whether the file of weights has a bias for it.
         scope: the path of the module that the node belongs to; PyTorch's exporter writes that of the merged norm.
+        kind: the operator.
     """
 
     module: str
     outputs: int
     has_bias: bool = False
     scope: str = ""
+    kind: str = "Conv"
 
 
-def epsilon_of(conv: ir.Node) -> float | None:
-    """Return the epsilon of the BatchNormalization that PyTorch's exporter merged into a convolution, as recorded."""
-    found = _EPSILON.search(conv.metadata_props.get("pkg.torch.onnx.fx_node", ""))
+def epsilon_of(node: ir.Node) -> float | None:
+    """Return the epsilon of the BatchNormalization that PyTorch's exporter merged into a layer, as recorded."""
+    found = _EPSILON.search(node.metadata_props.get("pkg.torch.onnx.fx_node", ""))
     return float(found[1]) if found else None
 
 
@@ -117,57 +130,68 @@ def norms_of(names: TensorNames, tensors: Mapping[str, Array], kept: Collection[
     return found
 
 
-def folded(convs: Sequence[Conv], norms: Sequence[Norm]) -> dict[int, Norm]:
-    """Return the norm that follows each convolution, by the index of the convolution.
+def folded(layers: Sequence[Candidate], norms: Sequence[Norm]) -> dict[int, Norm]:
+    """Return the norm that follows each layer, by the index of the layer.
 
     Args:
-        convs: the convolutions in order of computation.
-        norms: BatchNormalizations that must each follow one of the convolutions.
+        layers: the layers in order of computation.
+        norms: BatchNormalizations that must each follow one of the layers.
 
     Raises:
-        DataError: the convolution of a BatchNormalization is unknown, or has another number of channels.
+        DataError: the layer before a BatchNormalization is unknown, or has another number of channels.
     """
     rest = {norm.module: norm for norm in norms}
-    found = {i: rest.pop(conv.scope) for i, conv in enumerate(convs) if conv.scope in rest}
-    left = {i: conv for i, conv in enumerate(convs) if i not in found}
-    parents = {_parent(module) for module in [*(conv.module for conv in left.values()), *rest]}
+    found = {i: rest.pop(layer.scope) for i, layer in enumerate(layers) if layer.scope in rest}
+    left = {i: layer for i, layer in enumerate(layers) if i not in found}
+    parents = {_parent(module) for module in [*(layer.module for layer in left.values()), *rest]}
     every = {".".join(parent.split(".")[:n]) for parent in parents for n in range(len(parent.split(".")) + 1)}
     for parent in sorted(every, key=lambda path: -len(path.split(".")) if path else 1):
-        inside = {i: conv for i, conv in left.items() if _is_in(conv.module, parent)}
+        inside = {i: layer for i, layer in left.items() if _is_in(layer.module, parent)}
         own = sorted((m for m in rest if _is_in(m, parent)), key=natural)
-        for i, module in _pairs(parent, inside, own):
+        for i, module in _pairs(parent, inside, [rest[m] for m in own]):
             found[i] = rest.pop(module)
             del left[i]
     if rest:
         raise DataError(
-            f"it is unknown which convolutions of the model contain the BatchNormalizations {listed(rest, 3)} of the "
-            "file; export the model without merging them, with training=TrainingMode.PRESERVE or optimize=False",
+            f"it is unknown which layers of the model contain the BatchNormalizations {listed(rest, 3)} of the file; "
+            "export the model without merging them, with training=TrainingMode.PRESERVE or optimize=False",
             shell="export the model from PyTorch without merging them",
         )
     for i, norm in found.items():
-        if len(norm.mean) != convs[i].outputs:
+        if len(norm.mean) != layers[i].outputs:
             raise DataError(
-                f"'{shown(norm.module)}' of the file has {len(norm.mean)} channels, but the convolution "
-                f"'{shown(convs[i].module)}' before it has {convs[i].outputs}; use the file of this model"
+                f"'{shown(norm.module)}' of the file has {len(norm.mean)} channels, but the layer "
+                f"'{shown(layers[i].module)}' before it has {layers[i].outputs}; use the file of this model"
             )
     return found
 
 
-def _pairs(parent: str, convs: Mapping[int, Conv], norms: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the convolutions and norms of a module that belong together, as index and path."""
-    pairs = _in_sequence(parent, convs, norms)
-    free = [i for i in convs if i not in dict(pairs)]
-    names = [module for module in norms if module not in {m for _, m in pairs}]
-    for candidates in ([i for i in free if not convs[i].has_bias], free):
-        if names and len(candidates) == len(names) and _are_numbered(names):
-            return [*pairs, *zip(candidates, names, strict=True)]
-    return pairs
+def _pairs(parent: str, layers: Mapping[int, Candidate], norms: Sequence[Norm]) -> list[tuple[int, str]]:
+    """Return the layers and norms of a module that belong together, as index and path."""
+    pairs = _in_sequence(parent, layers, [norm.module for norm in norms])
+    free = {i: layer for i, layer in layers.items() if i not in dict(pairs)}
+    others = [norm for norm in norms if norm.module not in {module for _, module in pairs}]
+    if not others or not _are_numbered([norm.module for norm in others]):
+        return pairs
+    choices = [chosen for chosen in _choices(free) if len(chosen) == len(others)]
+    sizes = [len(norm.mean) for norm in others]
+    fitting = [chosen for chosen in choices if [free[i].outputs for i in chosen] == sizes]
+    chosen = next(iter([*fitting, *choices]), [])
+    return [*pairs, *((i, norm.module) for i, norm in zip(chosen, others, strict=bool(chosen)))]
 
 
-def _in_sequence(parent: str, convs: Mapping[int, Conv], norms: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the pairs of a Sequential, whose children have numbers: a norm follows the last convolution before it."""
+def _choices(layers: Mapping[int, Candidate]) -> Iterator[list[int]]:
+    """Yield the layers that the norms of a module may follow, the likeliest choice first."""
+    for kinds in _KINDS:
+        of_kind = [i for i, layer in layers.items() if layer.kind in kinds]
+        yield [i for i in of_kind if not layers[i].has_bias]
+        yield of_kind
+
+
+def _in_sequence(parent: str, layers: Mapping[int, Candidate], norms: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the pairs of a Sequential, whose children have numbers: a norm follows the last layer before it."""
     begin = f"{parent}." if parent else ""
-    places = {int(rest): i for i, conv in convs.items() if (rest := conv.module.removeprefix(begin)).isdigit()}
+    places = {int(rest): i for i, layer in layers.items() if (rest := layer.module.removeprefix(begin)).isdigit()}
     found: dict[int, str] = {}
     for module in norms:
         rest = module.removeprefix(begin)

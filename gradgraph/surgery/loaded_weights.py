@@ -24,6 +24,7 @@ from gradgraph.surgery.folded_norms import contains_norm
 from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
 from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
 from gradgraph.surgery.pretrained_matches import is_integer
+from gradgraph.surgery.pretrained_settings import check_settings
 from gradgraph.surgery.pretrained_weights import Plan
 from gradgraph.surgery.pretrained_writing import take_pretrained
 from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
@@ -61,7 +62,7 @@ def load_weights(
     otherwise set ``turned``.
 
     PyTorch's older exporter evaluates constants and drops their names: a MatMul may read W, 0.99·W or a softmax of W,
-    and the model does not say which. Such tensors, also under names of ``name_weights``, and convolutions that contain
+    and the model does not say which. Such tensors, also under names of ``name_weights``, and layers that contain
     a BatchNormalization, are only replaced if the weights from which the model was exported are passed, too
     (``exported_from``): every replaced tensor must then be what these became in the model, up to rounding.
 
@@ -76,7 +77,7 @@ def load_weights(
         strict: raise DataError if a weight of the model is missing in the file, or vice versa; constants of formulas
             and buffers are not weights. Otherwise, everything that fits is loaded, and the number of loaded weights is
             logged; it is an error if nothing fits.
-        epsilon: the epsilon of BatchNormalizations in the file that the model's convolutions contain.
+        epsilon: the epsilon of BatchNormalizations in the file that layers of the model contain.
         exported_from: the weights from which the model was exported, under the same names as ``weights``.
         errors: a dict that receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised weight, by module.
         out: write the result to this path.
@@ -178,6 +179,7 @@ def _take(
         folder = Folder(None if out is None else FilePath(out).absolute().parent)
         done, work.meta[_SPILLED] = SpilledWeights(folder.path), folder  # the model uses its file
     one = without_cache(work) if is_merged(work) else work
+    check_settings(one, source)
     take_pretrained(one, source, strict=strict, epsilon=epsilon, exported=exported, errors=errors, done=done)
     if one is not work and not give_both(work, one):
         raise BuildError(

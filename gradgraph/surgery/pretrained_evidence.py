@@ -97,7 +97,7 @@ def _terms(numbers: Numbers, match: Match) -> Array:
     place = match.place
     if match.norm is not None:
         array = numbers.weight(replace(match, norm=None))
-        return match.norm.terms(array, place.layer is not None)
+        return match.norm.terms(array, match.is_kernel, match.groups)
     is_computed = numbers.has_offset(place) or place.is_decay
     return np.abs(numbers.weight(match)) if is_computed else np.zeros(1)
 
@@ -150,3 +150,17 @@ def _check_exported(plan: Plan, before: Plan) -> None:
                 f"'{shown(before.source.where)}' contains, so the exporter computed it, or other weights were "
                 "exported; export the new weights"
             )
+        if not (match.is_named or match.norm or _is_unchanged(plan.numbers, match)) and _hides(before.numbers, other):
+            raise DataError(
+                f"it is unknown whether the exporter computed '{shown(match.place.value.name)}' of "
+                f"'{shown(match.place.module)}': all its numbers in '{shown(before.source.where)}' are equal, 0 or 1, "
+                "or it is a symmetric matrix, so a function of it may have the same numbers; export the new weights"
+            )
+
+
+def _hides(numbers: Numbers, match: Match) -> bool:
+    """Whether functions of a weight may be equal to it: all its numbers are equal, 0 or ±1, or it is symmetric."""
+    array = numbers.weight(match)
+    is_symmetric = array.ndim == 2 and array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
+    is_one_number = array.size > 1 and bool((array == array.reshape(-1)[0]).all())
+    return is_symmetric or is_one_number or bool(np.isin(np.abs(array), (0, 1)).all())

@@ -37,7 +37,9 @@ _OFFSET_BY_ONE = frozenset(
 _SETTINGS = ("attention_multiplier", "attn_logit_softcapping", "embedding_multiplier", "final_logit_softcapping",
              "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "logits_scaling", "num_attention_heads",
              "num_key_value_heads", "head_dim", "partial_rotary_factor", "query_pre_attn_scalar", "residual_multiplier",
-             "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window")  # fmt: skip
+             "rms_norm_eps", "rope_local_base_freq", "rope_scaling", "rope_theta", "sliding_window")  # fmt: skip
+_ROTARY = ("rope_theta", "partial_rotary_factor")  # also in rope_parameters of transformers 5
+_KINDS_OF_LAYERS = ("full_attention", "sliding_attention")  # have their own rope_parameters in some families
 _OPTIONAL = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "rope_scaling"})  # null: not computed
 _IN_GENAI = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads",
              "head_size": "head_dim"}  # fmt: skip
@@ -61,12 +63,12 @@ class Pretrained:
     @property
     def norm_offset(self) -> float:
         """The number that the model adds to the weights of its normalisation layers: 1 for Gemma, otherwise 0."""
-        return float(any(table.get("model_type") in _OFFSET_BY_ONE for table in (self.config, _flat(self.config))))
+        return float(any(table.get("model_type") in _OFFSET_BY_ONE for table in (self.config, flat(self.config))))
 
     @property
     def is_tied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have the same weight."""
-        return _flat(self.config).get("tie_word_embeddings") is True
+        return flat(self.config).get("tie_word_embeddings") is True
 
     @property
     def has_interleaved_experts(self) -> bool | None:
@@ -79,7 +81,7 @@ class Pretrained:
     @property
     def is_untied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have different weights."""
-        return _flat(self.config).get("tie_word_embeddings") is False
+        return flat(self.config).get("tie_word_embeddings") is False
 
 
 def is_pretrained(path: Path) -> bool:
@@ -114,7 +116,7 @@ def check_family(folder: Path, source: Pretrained) -> None:
         own = _own_settings(FilePath(os.fspath(folder)))
     except UnreadableError:
         return
-    theirs = _flat(source.config)
+    own, theirs = with_older_keys(own), with_older_keys(flat(source.config))
     kinds = [str(table.get("model_type", "")) for table in (own, theirs)]
     short = [re.sub("[^a-z0-9]", "", kind.lower())[:_SHORTEST] for kind in kinds]
     if all(short) and short[0] != short[1]:
@@ -125,25 +127,52 @@ def check_family(folder: Path, source: Pretrained) -> None:
     for key in _SETTINGS:
         values = [_setting(table, key) for table in (own, theirs)]
         are_known = None not in values or (key in _OPTIONAL and key in own and key in theirs)
-        if are_known and values[0] != values[1]:
+        if are_known and _differ(*values):
             raise DataError(
                 f"'{shown(source.where)}' has {key} {shown(values[1])} in {CONFIG}, but the model has "
                 f"{shown(values[0])}, which weights cannot change; export the new weights instead"
             )
 
 
+def with_older_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with transformers 4's keys for rotary positions in place of ``rope_parameters``.
+
+    They are dropped if other kinds of layers than full and sliding attention have their own.
+    """
+    given = config.get("rope_parameters")
+    if not isinstance(given, Mapping):
+        return config
+    found = {key: value for key, value in config.items() if key != "rope_parameters"}
+    full, local = (given, None) if "rope_theta" in given else (given.get(kind) for kind in _KINDS_OF_LAYERS)
+    if not {*given} <= {*_KINDS_OF_LAYERS} and full is not given:
+        return found
+    if isinstance(full, Mapping):
+        found |= {"rope_scaling": full} | {key: full[key] for key in _ROTARY if key in full}
+    if isinstance(local, Mapping) and "rope_theta" in local:
+        found |= {"rope_local_base_freq": local["rope_theta"]}
+    return found
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two settings differ; of two tables, in the kind or in a setting that both have."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return bool(one != other)
+    kinds = [table.get("rope_type", table.get("type")) for table in (one, other)]
+    return kinds[0] != kinds[1] or any(one[key] != other[key] for key in one if key in other and key != "type")
+
+
 def _setting(config: Mapping[str, Any], key: str) -> Any:
     """Return a setting; None for a scaling of rotary positions that changes nothing."""
     value = config.get(key)
     if key == "rope_scaling" and isinstance(value, Mapping):
-        return None if "default" in (value.get("rope_type"), value.get("type")) else value
+        return None if value.get("rope_type", value.get("type", "default")) == "default" else value
     return value
 
 
 def _own_settings(folder: FilePath) -> Mapping[str, Any]:
     """Return the settings of an exported model under the keys of ``config.json``; empty if there are none."""
     if not is_inside(folder, GENAI):
-        return _flat(_config_in(folder))
+        return flat(_config_in(folder))
     found = json_of(regular_bytes(path_inside(folder, GENAI), LARGEST))
     model = found.get("model") if isinstance(found, Mapping) else None
     decoder = model.get("decoder") if isinstance(model, Mapping) else None
@@ -152,7 +181,7 @@ def _own_settings(folder: FilePath) -> Mapping[str, Any]:
     return {"model_type": model.get("type", "")} | {ours: decoder.get(key) for key, ours in _IN_GENAI.items()}
 
 
-def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a configuration with the settings of its text model."""
     inner = [config[name] for name in _TEXT_PARTS if isinstance(config.get(name), Mapping)]
     return {**config, **(inner[0] if inner else {})}

@@ -52,6 +52,16 @@ class Match:
     is_named: bool = True
 
     @property
+    def is_kernel(self) -> bool:
+        """Whether this is the weight of a layer, other than its bias."""
+        return self.place.layer is not None or self.place.is_transposed_kernel
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of the kernel of a ConvTranspose; 0 for other weights."""
+        return self.place.node.attributes.get_int("group", 1) if self.place.is_transposed_kernel else 0
+
+    @property
     def keys(self) -> list[str]:
         """The names of the tensors of the file that this weight consists of."""
         return [*(part.key for part in self.parts if part.key), *(self.norm.keys if self.norm else ())]

@@ -19,7 +19,7 @@ from gradgraph.surgery.pretrained_matches import Match, Part, size_of
 from gradgraph.surgery.quantised_tables import read_table
 from gradgraph.surgery.recurrent_weights import in_order, is_recurrent
 from gradgraph.surgery.stored_weights import is_quantised
-from gradgraph.surgery.weight_places import TABLE, Place, recorded_names, turns_of
+from gradgraph.surgery.weight_places import PYTORCH, TABLE, Place, recorded_names, turns_of
 
 Array = np.ndarray[Any, Any]
 
@@ -230,12 +230,14 @@ class Numbers:
             )
         else:
             array = np.zeros(size_of(place), np.float32)
-        return array if match.norm is None else match.norm.merged(array, place.layer is not None)
+        if match.groups:
+            array = array.reshape(known_sizes(shape_of(place.value)))
+        return array if match.norm is None else match.norm.merged(array, match.is_kernel, match.groups)
 
     def has_offset(self, place: Place) -> bool:
         """Whether the stored tensor is 1 + weight: not if an Add follows, or PyTorch's exporter stores the weight."""
         added = any(use.node.op_type == "Add" for use in place.value.uses())
-        is_weight = self.work.producer_name == "pytorch" and bool(place.written)
+        is_weight = (self.work.producer_name == PYTORCH or place.is_of_torch) and bool(place.written)
         return bool(self.source.norm_offset) and place.is_norm and not (added or is_weight)
 
 

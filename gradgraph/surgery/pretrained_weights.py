@@ -4,7 +4,7 @@ Each weight of the model (``weight_places``) is matched with tensors of the file
 
 - A packed layer (queries, keys and values; gate and up projections) is joined from the tensors of its pieces, and a
   piece is a part of a packed tensor (``peft_names``).
-- A convolution whose BatchNormalization was merged into it is merged with the new one again (``folded_norms``).
+- A layer whose BatchNormalization was merged into it is merged with the new one again (``folded_norms``).
 - A last layer without a tensor is tied to the embedding.
 - Normalisation layers of some families multiply by 1 + weight; a file contains this sum.
 
@@ -25,7 +25,7 @@ import onnx_ir as ir
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
-from gradgraph.surgery.folded_norms import Conv, contains_norm, epsilon_of, folded, norms_of
+from gradgraph.surgery.folded_norms import Candidate, contains_norm, epsilon_of, folded, norms_of
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
 from gradgraph.surgery.pretrained_files import Pretrained
@@ -34,6 +34,8 @@ from gradgraph.surgery.pretrained_numbers import Numbers
 from gradgraph.surgery.recurrent_weights import is_recurrent, numbered, parameters
 from gradgraph.surgery.weight_names import TensorNames, meaning
 from gradgraph.surgery.weight_places import (
+    BUILDER,
+    PYTORCH,
     TABLE,
     Place,
     computes_scores,
@@ -65,7 +67,7 @@ class Plan:
     Args:
         work: the model.
         source: the file.
-        epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
+        epsilon: the epsilon of BatchNormalizations that are merged into layers of the model.
 
     Attributes:
         numbers: the numbers of the tensors in the layout of the model.
@@ -160,11 +162,18 @@ class Plan:
             paths = tuple(recorded_names(place.value))
         is_stacked = place.is_of_experts and place.node.op_type != "MoE" and len(parts) > 1
         in_unknown_order = is_stacked or (place.is_decay and is_moved(place.value, place.origin))
-        if is_recurrent(place.node) or contains_norm(place.node) or in_unknown_order:
+        if is_recurrent(place.node) or contains_norm(place.node) or in_unknown_order or place.is_square_product:
+            return False
+        if self._may_be_offset(place):
             return False
         return any(self._parts_of(place, (path,)) == parts and not _is_lengthened(path, parts) for path in paths) and (
             self._is_moved(place, parts)
         )
+
+    def _may_be_offset(self, place: Place) -> bool:
+        """Whether a norm's weight may be stored with 1 added or not, since the program that wrote it is unknown."""
+        is_known = self.work.producer_name in (BUILDER, PYTORCH) or place.is_of_torch
+        return place.is_norm and bool(self.source.norm_offset) and not is_known
 
     def _is_moved(self, place: Place, parts: tuple[Part, ...]) -> bool:
         """Whether at most one step to the stored tensor has no name, and has changed the shape, so it moved numbers."""
@@ -255,34 +264,47 @@ class Plan:
         return bool(self.source.tensors[other.parts[0].key].shape == head.sizes[::-1])
 
     def _with_norms(self, places: Sequence[Place], matches: Sequence[Match]) -> list[Match]:
-        """Add the BatchNormalizations of the file that the model's convolutions contain."""
+        """Add the BatchNormalizations of the file that the model's layers contain."""
         kept = {meaning(place.module) for place in places if place.node.op_type == "BatchNormalization"}
         kept |= {self._names.module_of(m.parts[0].key) for m in matches if m.place.node.op_type == "BatchNormalization"}
         norms = norms_of(self._names, self.source.tensors, kept)
         biases = {place.node: place for place in places if place.role == "bias"}
-        biased = {match.place.node for match in matches if match.place.role == "bias"}
-        layers = [(m.place.layer, m.parts[0].key) for m in matches if m.place.layer is not None]
-        layers = [(layer, key) for layer, key in layers if layer.kind == "Conv" and layer.node in biases]
-        convs = [layer.node for layer, _ in layers]
-        given = [Conv(self._names.module_of(key), layer.sizes[1], layer.node in biased,
-                      self._names.module_called(scope_of(layer.node))) for layer, key in layers]  # fmt: skip
+        biased = {match.place.node: match for match in matches if match.place.role == "bias"}
+        kernels = [m for m in matches if m.place.node in biases and len(m.parts) == 1 and _may_contain_norm(m)]
+        nodes = [match.place.node for match in kernels]
+        given = [self._candidate(match, match.place.node in biased) for match in kernels]
         merged = folded(given, norms)
-        chosen = {convs[i]: replace(norm, epsilon=epsilon_of(convs[i]) or self._epsilon)
+        chosen = {nodes[i]: replace(norm, epsilon=epsilon_of(nodes[i]) or self._epsilon)
                   for i, norm in merged.items()}  # fmt: skip
         for norm in chosen.values():
             norm.check_epsilon()
-        said = {m.place.node for m in matches if m.place.layer is not None and self._says_kernel(m)}
-        sure = {convs[i] for i, norm in merged.items()
-                if epsilon_of(convs[i]) is not None and given[i].scope == norm.module} & said  # fmt: skip
+        sure = {nodes[i] for i, norm in merged.items()
+                if epsilon_of(nodes[i]) is not None and given[i].scope == norm.module
+                and self._says_layer(kernels[i], biased.get(nodes[i]))}  # fmt: skip
         found = [replace(m, norm=chosen[m.place.node], is_named=m.place.node in sure)
-                 if m.place.node in chosen and (m.place.layer is not None or m.place.role == "bias") else m
+                 if m.place.node in chosen and (m.is_kernel or m.place.role == "bias") else m
                  for m in matches]  # fmt: skip
         return found + [Match(biases[node], (), norm=norm, is_named=node in sure)
                         for node, norm in chosen.items() if node not in biased]  # fmt: skip
 
-    def _says_kernel(self, match: Match) -> bool:
-        """Whether the model names the weight of a convolution, apart from a norm that is merged into it."""
-        return any(self._parts_of(match.place, (path,)) == match.parts for path in match.place.written)
+    def _candidate(self, match: Match, has_bias: bool) -> Candidate:
+        place = match.place
+        sizes = known_sizes(shape_of(place.value)) if place.layer is None else [0, place.layer.sizes[1]]
+        scope = self._names.module_called(scope_of(place.node))
+        outputs = sizes[1] * max(match.groups, 1)
+        return Candidate(self._names.module_of(match.parts[0].key), outputs, has_bias, scope, place.node.op_type)
+
+    def _says_layer(self, kernel: Match, bias: Match | None) -> bool:
+        """Whether the model names the weight and bias of a layer, apart from a norm that is merged into them.
+
+        A Gemm that reads (inputs, outputs) may have had a factor for its bias, which exporters multiply, too.
+        """
+        layer = kernel.place.layer
+        is_plain = layer is None or layer.kind != "Gemm" or layer.turned
+        given = [kernel] if bias is None else [kernel, bias]
+        return is_plain and all(
+            any(self._parts_of(m.place, (path,)) == m.parts for path in m.place.written) for m in given
+        )
 
     def _is_copy(self, key: str, used: Iterable[str]) -> bool:
         """Whether a tensor is equal to one that is used: the second name of a tied weight."""
@@ -328,6 +350,11 @@ class Plan:
         used = {key for match in self.matches for key in match.keys}
         self.missing += [match.place.name for match in left]
         self.spare += list(dict.fromkeys(key for match in left for key in match.keys if key not in used))
+
+
+def _may_contain_norm(match: Match) -> bool:
+    layer = match.place.layer
+    return match.place.is_transposed_kernel or (layer is not None and layer.kind in ("Conv", "Gemm"))
 
 
 def _is_neutral(value: ir.Value, name: str) -> bool:

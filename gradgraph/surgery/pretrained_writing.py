@@ -49,7 +49,7 @@ def take_pretrained(
         work: the model; its weights keep their types, layouts, packing and quantisation.
         source: the new weights.
         strict: require a tensor for each weight of the model, and a weight for each tensor, except for buffers.
-        epsilon: the epsilon of BatchNormalizations that are merged into convolutions.
+        epsilon: the epsilon of BatchNormalizations that are merged into layers of the model.
         exported: the weights from which the model was exported, to check each match; None if they are unknown.
         errors: receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised layer, by module.
         done: called with the model after each weight.

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.files.model_metadata import given_names
 from gradgraph.graph.shape_inference import shape_of
+from gradgraph.graph.weight_layouts import layouts
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.places import behind_moves, module_of, place_of
 from gradgraph.surgery.linear_layers import Layer, linear_layers, rewritten
@@ -23,6 +24,7 @@ from gradgraph.surgery.naming import is_anonymous
 from gradgraph.surgery.operation import numbers_of
 
 TABLE = "GatherBlockQuantized"
+BUILDER, PYTORCH = "onnxruntime-genai", "pytorch"  # producers of models
 DECAY, _LOGARITHM = "neg_exp_A", ".A_log"  # onnxruntime-genai's builder stores -exp(A_log) under the first name
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # metadata of constants that PyTorch's exporter computed
 # names of values whose numbers are those of their source: of steps of PyTorch, and within these
@@ -91,6 +93,23 @@ class Place:
         return steps == ["exp", "neg"] and any(path.endswith(_LOGARITHM) for path in recorded_names(self.value))
 
     @property
+    def is_of_torch(self) -> bool:
+        """Whether PyTorch's newer exporter wrote the reader; later programs may replace the model's producer."""
+        return _FX_NODE in self.node.metadata_props
+
+    @property
+    def is_square_product(self) -> bool:
+        """Whether a node other than a linear layer multiplies by this square matrix, in an unknown order of axes."""
+        sizes = shape_of(self.value) or ()
+        is_square = self.layer is None and len(sizes) == 2 and sizes[0] == sizes[1]
+        return is_square and any(layout.inputs is not None for layout in layouts(self.value))
+
+    @property
+    def is_transposed_kernel(self) -> bool:
+        """Whether this is the kernel of a ConvTranspose: (inputs, outputs of a group, kernel)."""
+        return self.node.op_type == "ConvTranspose" and self.value in self.node.inputs[1:2]
+
+    @property
     def is_of_experts(self) -> bool:
         """Whether this tensor contains a matrix for each expert of a mixture."""
         return self.layer is None and ".experts." in self.name and len(shape_of(self.value) or ()) == 3
@@ -107,7 +126,7 @@ def places_of(work: ir.Model) -> list[Place]:
     layers = linear_layers(work, "*")[0]
     found = [Place(*_names_of_layer(layer), _start(layer.weight), layer.node, layer) for layer in layers]
     found += [place for layer in layers if (place := _bias_of(layer)) is not None]
-    found += list(_tables(work))
+    found += [*_tables(work), *_biases_of_transposed(work)]
     taken = {place.value for place in found}
     for value in work.graph.initializers.values():
         if value in taken or value.dtype is None or not value.dtype.is_floating_point():
@@ -196,6 +215,21 @@ def _tables(work: ir.Model) -> Iterator[Place]:
                 name = re.sub(r"(\.weight)?_(Q\d+|quantized|quant)$", "", value.name or "")
                 names = _unique([f"{module}.weight" for module in (scope_of(node), name.removesuffix(".MatMul"))])
                 yield Place(names, len(names), value, node)
+
+
+def _biases_of_transposed(work: ir.Model) -> Iterator[Place]:
+    """Yield the biases of ConvTranspose, with the modules of their kernels: the node's may be that of a merged norm."""
+    for node in nodes_of(work):
+        if node.op_type != "ConvTranspose" or len(node.inputs) < 3:
+            continue
+        kernel, bias = node.inputs[1:3]
+        if kernel is None or bias is None or not bias.is_initializer():
+            continue
+        of_kernel, own = _names_of_value(_start(kernel), node, 1)
+        of_bias, count = _names_of_value(bias, node, 2)
+        named = [name for name in of_bias[:count] if name.endswith(".bias")]
+        names = _unique([*named, *(f"{name.rpartition('.')[0]}.bias" for name in of_kernel[: own or None])])
+        yield Place(names, len(names) if own else len(named), bias, node)
 
 
 def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tuple[str, ...], int]:

@@ -1,6 +1,6 @@
 """State dicts of PyTorch go into files that its exporters wrote with other weights: predictions are PyTorch's.
 
-BatchNormalizations are merged into convolutions there, and matrices are transposed.
+BatchNormalizations are merged into convolutions and linear layers there, and matrices are transposed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,31 @@ class Attention(torch.nn.Module):
         return self.head(self.norm(x[:, 0]))
 
 
+class Autoencoder(torch.nn.Module):
+    """Convolutions down and up, the latter in groups, with skip connections, and a classifier with norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = torch.nn.Conv2d(3, 8, 3, 2, 1, bias=False), torch.nn.BatchNorm2d(8)
+        self.up = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.ConvTranspose2d(8, 8, 2, 2, bias=bias, groups=groups),
+                                torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+            for bias, groups in ((False, 1), (True, 2), (False, 8))
+        )  # fmt: skip
+        self.deconv2, self.norm2 = torch.nn.ConvTranspose2d(8, 4, 3, groups=2), torch.nn.BatchNorm2d(4, affine=False)
+        self.fc1, self.fc1_norm = torch.nn.Linear(4, 6, bias=False), torch.nn.BatchNorm1d(6)
+        self.classifier = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU())
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        for up in self.up:
+            x = up(x)
+        x = self.norm2(self.deconv2(x)).mean((2, 3))
+        return self.classifier(torch.relu(self.fc1_norm(self.fc1(x))))
+
+
 OTHERS: dict[str, tuple[Any, Any]] = {
+    "autoencoder": (Autoencoder, torch.randn(2, 3, 32, 32)),
     "speech": (Speech, torch.randn(2, 6, 9)),
     "attention": (Attention, torch.randn(2, 7, 16)),
 }
@@ -208,6 +232,32 @@ class ScaledConvolution(torch.nn.Module):
         return self.bn(torch.nn.functional.conv1d(x, 0.97 * self.conv.weight, self.conv.bias))
 
 
+class ScaledBias(ScaledConvolution):
+    """A function of the bias of a convolution under a norm."""
+
+    def forward(self, x: Any) -> Any:
+        return self.bn(torch.nn.functional.conv1d(x, self.conv.weight, 0.5 * self.conv.bias))
+
+
+class TransposedConvolution(ScaledConvolution):
+    """A kernel that a transposed convolution reads with its channels exchanged, under a norm."""
+
+    def forward(self, x: Any) -> Any:
+        return self.bn(torch.nn.functional.conv_transpose1d(x, self.conv.weight.transpose(0, 1), self.conv.bias))
+
+
+class ScaledSum(torch.nn.Module):
+    """A linear layer under a norm, whose bias has a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.randn(*sizes)) for sizes in ((8, 6), (6,)))
+        self.bn = torch.nn.BatchNorm1d(6)
+
+    def forward(self, x: Any) -> Any:
+        return self.bn(torch.addmm(self.bias, x.mean(1), self.weight, beta=0.5))
+
+
 FUNCTIONS: dict[str, Any] = {
     "half": lambda w: 0.5 * w,
     "nearly": lambda w: 0.999 * w,
@@ -234,6 +284,9 @@ COMPUTED: dict[str, Any] = {
     "keys": lambda: Keys((1, 1, 4, 8)),
     "norms": Convolutions,
     "kernel under a norm": ScaledConvolution,
+    "bias under a norm": ScaledBias,
+    "transposed kernel under a norm": TransposedConvolution,
+    "sum under a norm": ScaledSum,
     "decay doubled": lambda: Decay(lambda a: -torch.exp(a) * 2, (8, 1)),
     "decay of a negative": lambda: Decay(lambda a: torch.exp(-a), (8, 1)),
     "decay transposed": lambda: Decay(lambda a: -torch.exp(a).t(), (8, 8)),
@@ -325,6 +378,28 @@ def test_computed_constants_are_never_replaced(name: str, exporter: str, tmp_pat
                 loads(route(file), weights, new, **options)
 
 
+HIDING: dict[str, Any] = {
+    "zeros": np.zeros,
+    "ones": np.ones,
+    "identity": lambda sizes: np.eye(*(1, *sizes)[-2:]).reshape(sizes[-2:]),
+}
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", ["half", "square", "permuted", "transposed", "norm square", "positions", "decay"])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_weights_that_hide_a_function_are_no_evidence(hiding: str, name: str, exporter: str, tmp_path: Path) -> None:
+    """Half of zeros is zeros, the square of ones is ones, and so is the transpose."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    old, (new, weights) = drawn(name, 0), moved(name, 1.0)
+    for parameter in old.parameters():
+        array = np.broadcast_to(HIDING[hiding](parameter.shape), parameter.shape)
+        parameter.data = torch.tensor(array.copy(), dtype=torch.float32)
+    file = EXPORTERS[exporter](old, {"x": INPUT}, ["y"], tmp_path)
+    for route in ROUTES.values():
+        loads(route(file), weights, new, exported_from=arrays(old))
+
+
 def test_the_decay_of_a_state_is_computed_as_recorded(tmp_path: Path) -> None:
     new, weights = moved("decay", 1.0)
     assert loads(EXPORTERS["dynamo"](drawn("decay", 0), {"x": INPUT}, ["y"], tmp_path), weights, new)
@@ -367,6 +442,32 @@ def test_quantised_constants_are_those_of_the_export(name: str, bits: int, tmp_p
     surgery.load_weights(model, after, exported_from=arrays(old), errors=errors)
     assert set(errors) == {"inner"}
     assert errors["inner"] < (0.1 if bits == 4 else 0.01)
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_new_weights_are_quantised_as_by_onnxruntime(bits: int, is_symmetric: bool) -> None:
+    """Integers and scales do not depend on those of the old weights."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    rng = np.random.default_rng(0)
+    old, new = (rng.normal(size=(64, 48)).astype(np.float32) for _ in range(2))
+    for weight in (old, new):
+        weight[:, 3] = 0
+
+    def quantised(weight: Any) -> onnx.ModelProto:
+        model = onnx.parser.parse_model(
+            """<ir_version: 10, opset_import: ["" : 21]> g (float[2, 64] x) => (float[2, 48] y) { y = MatMul(x, w) }"""
+        )
+        model.graph.node[0].name, model.graph.node[0].input[1] = "/fc/MatMul", "fc.MatMul.weight"
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "fc.MatMul.weight"))
+        quantiser = MatMulNBitsQuantizer(model, bits=bits, block_size=32, is_symmetric=is_symmetric)
+        quantiser.process()
+        return quantiser.model.model
+
+    found = surgery.load_weights(quantised(old), {"fc.weight": np.ascontiguousarray(new.T)})
+    for one, other in zip(found.graph.initializer, quantised(new).graph.initializer, strict=True):
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(other), one.name)
 
 
 def test_names_of_untied_copies_are_no_evidence(tmp_path: Path) -> None:

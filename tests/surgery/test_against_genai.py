@@ -84,7 +84,7 @@ def test_a_merged_model_writes_its_text(kind: str, written: tuple[str, Any, Path
 
 
 def test_weights_of_another_training_are_quantised_again(written: tuple[str, Any, Path], tmp_path: Path) -> None:
-    """As finely as the builder's own quantiser."""
+    """To the integers and scales of the builder's own quantiser."""
     precision, network, folder = written
     family = next(f for f in WRITTEN if type(network).__name__ == families.FAMILIES[f][0])
     theirs = families.write_network(family, tmp_path / "hf", seed=1)
@@ -95,6 +95,10 @@ def test_weights_of_another_training_are_quantised_again(written: tuple[str, Any
     rounding = np.abs(scores(families.adapted(file, family), IDS) - wanted).max()
     assert np.abs(scores(families.adapted(found, family), IDS) - wanted).max() < max(1.2 * rounding, 3e-6)
     assert bool(errors) == (precision == "int4")
+    stored, own = ({t.name: t for t in model.graph.initializer} for model in (onnx.load(file), found))
+    assert stored.keys() == own.keys()
+    for name, tensor in stored.items():  # scales, too: they do not depend on the old weights
+        np.testing.assert_array_equal(*map(onnx.numpy_helper.to_array, (own[name], tensor)), err_msg=name)
     assert all(0 < error < 0.12 for error in errors.values())
 
 

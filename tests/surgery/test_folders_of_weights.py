@@ -226,6 +226,11 @@ SCALED = {"rope_type": "llama3", "factor": 8.0}
         ({"rope_scaling": SCALED}, {}, True),  # newer files have rope_parameters
         ({"final_logit_softcapping": None}, {"final_logit_softcapping": 30.0}, False),
         ({"head_dim": None}, {"head_dim": 64}, True),  # null: hidden size / heads
+        ({"rope_theta": 1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True),
+        ({"rope_theta": 1e4, "rope_scaling": SCALED}, {"rope_parameters": SCALED | {"rope_theta": 1e4}}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"rope_theta": 5e5}, False),
+        ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_scaling": SCALED, "rope_theta": 1e4}, False),
+        ({"rope_local_base_freq": 1e4}, {"rope_local_base_freq": 1e5}, False),
     ],
 )
 def test_a_setting_that_is_null_is_compared_if_null_says_something(

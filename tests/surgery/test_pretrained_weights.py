@@ -18,7 +18,7 @@ from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 from gradgraph import surgery
 from gradgraph.errors import ArgumentError, DataError
-from gradgraph.surgery.folded_norms import Conv, Norm, folded
+from gradgraph.surgery.folded_norms import Candidate, Norm, folded
 
 WORDS, WIDTH, KEYS, INNER, LAYERS = 24, 16, 8, 48, 2
 BLOCK = 16
@@ -56,6 +56,7 @@ class Exporter:
 
     def __init__(self, given: Tensors, form: str, tied: bool, offset: float = 0.0) -> None:
         self.given, self.form, self.tied, self.offset = given, form, tied, offset
+        self.producer = "onnxruntime-genai"
         self.nodes: list[Any] = []
         self.stored: dict[str, Any] = {}
         self.type = np.float16 if form == "float16" else np.float32
@@ -74,7 +75,7 @@ class Exporter:
             [t if isinstance(t, onnx.TensorProto) else numpy_helper.from_array(t, n) for n, t in self.stored.items()],
         )  # fmt: skip
         domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=domains, ir_version=10)
+        return helper.make_model(graph, opset_imports=domains, ir_version=10, producer_name=self.producer)
 
     def head(self) -> np.ndarray:
         return self.given["model.embed_tokens.weight" if self.tied else "lm_head.weight"]
@@ -246,6 +247,32 @@ def test_norms_that_multiply_by_one_more(tmp_path: Path) -> None:
         surgery.load_weights(model, folder(tmp_path / "no", new))
 
 
+def test_norms_of_an_unknown_program_need_the_weights_of_the_export(tmp_path: Path) -> None:
+    """It may store 1 + weight, as the builder does, or the weight, as PyTorch's exporter does."""
+    old, new = ({n: a - ("norm" in n) for n, a in tensors(seed).items()} for seed in (0, 1))
+    for path, given in (("old", old), ("new", new)):
+        folder(tmp_path / path, given, model_type="gemma2")
+    exporter = Exporter(old, "float", False, 1.0)
+    exporter.producer = "onnx.quantize"
+    model = exporter.model()
+    with pytest.raises(DataError, match="may have computed weights"):
+        surgery.load_weights(model, tmp_path / "new")
+    found = surgery.load_weights(model, tmp_path / "new", exported_from=tmp_path / "old")
+    np.testing.assert_array_equal(run(found), run(Exporter(new, "float", False, 1.0).model()))
+
+
+def test_norms_of_pytorch_that_a_quantiser_passed_on_are_the_weights(tmp_path: Path) -> None:
+    """The newer exporter marks its nodes, whatever program writes the file afterwards."""
+    old, new = tensors(0), tensors(1)
+    exporter = Exporter(old, "float", False)
+    exporter.producer = "onnx.quantize"
+    model = exporter.model()
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value="%mul : aten.mul.Tensor")
+    found = surgery.load_weights(model, folder(tmp_path / "hf", new, model_type="gemma2"))
+    np.testing.assert_array_equal(run(found), run(Exporter(new, "float", False).model()))
+
+
 def test_a_table_that_encoder_and_decoder_share(tmp_path: Path) -> None:
     """As in folders of T5 and BART."""
     new = tensors(1)
@@ -318,7 +345,7 @@ def test_a_tied_file_takes_no_untied_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(found), run(surgery.load_weights(model, folder(tmp_path / "tied", twice))))
 
 
-# --- BatchNormalizations that convolutions contain ---------------------------------------------------------------
+# --- BatchNormalizations that layers contain ----------------------------------------------------------------------
 
 
 def norm(module: str, channels: int) -> Norm:
@@ -335,21 +362,27 @@ def norm(module: str, channels: int) -> Norm:
         ("f.0:4+ f.3:4+", "f.1:4 f.4:4", "f.1 f.4"),
         ("d.conv1:8", "d.norm2:8", "d.norm2"),
         ("conv1.0:4 conv1.3:4 conv1.6:8 b.conv1:8", "conv1.1:4 conv1.4:4 bn1:8 b.bn1:8", "conv1.1 conv1.4 bn1 b.bn1"),
+        ("b.conv1:4 b.conv2:4 b.up:4/T", "b.bn1:4 b.bn2:4", "b.bn1 b.bn2 -"),
+        ("up1:8/T up2:4/T fc:4+/G", "bn1:8 bn2:4", "bn1 bn2 -"),
+        ("conv:4 fc1:8+/G fc2:5+/G", "norm1:4 norm2:8 norm3:5", "norm1 norm2 norm3"),
+        ("h.conv:8+ h.fc:4/G", "h.bn:4", "- h.bn"),
     ],
-    ids=["resnet", "mobilenet v2", "efficientnet", "squeeze", "vgg", "densenet", "deep stem"],
+    ids=["resnet", "mobilenet v2", "efficientnet", "squeeze", "vgg", "densenet", "deep stem", "upsampling", "generator",
+         "linear", "linear only"],
 )  # fmt: skip
-def test_the_convolution_of_each_norm_is_found(convs: str, norms: str, wanted: str) -> None:
-    sizes = [conv.partition(":")[::2] for conv in convs.split()]
-    given = [Conv(name, int(size.rstrip("+")), "+" in size) for name, size in sizes]
+def test_the_layer_of_each_norm_is_found(convs: str, norms: str, wanted: str) -> None:
+    kinds = {"": "Conv", "T": "ConvTranspose", "G": "Gemm"}
+    parts = [(name, *size.partition("/")[::2]) for name, _, size in (conv.partition(":") for conv in convs.split())]
+    given = [Candidate(name, int(n.rstrip("+")), "+" in n, kind=kinds[kind]) for name, n, kind in parts]
     found = folded(given, [norm(name, int(size)) for name, _, size in (n.partition(":") for n in norms.split())])
     assert [found[i].module if i in found else "-" for i in range(len(given))] == wanted.split()
 
 
 def test_norms_without_an_order_are_refused() -> None:
-    with pytest.raises(DataError, match="it is unknown which convolutions"):
-        folded([Conv("b.first", 4), Conv("b.second", 4)], [norm("b.left", 4), norm("b.right", 4)])
+    with pytest.raises(DataError, match="it is unknown which layers"):
+        folded([Candidate("b.first", 4), Candidate("b.second", 4)], [norm("b.left", 4), norm("b.right", 4)])
     with pytest.raises(DataError, match="has 5 channels"):
-        folded([Conv("b.conv1", 4)], [norm("b.bn1", 5)])
+        folded([Candidate("b.conv1", 4)], [norm("b.bn1", 5)])
 
 
 @pytest.mark.parametrize("option", [{"names": {"a": "b"}}, {"turned": False}], ids=["names", "turned"])
