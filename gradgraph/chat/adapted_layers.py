@@ -2,69 +2,56 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from gradgraph.chat.chat_recipe import MERGE_NONE, Recipe
 from gradgraph.errors import listed
-from gradgraph.surgery.adapter_kinds import lora_experts
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.layer_kinds import HEAD, ROUTER, Kinds, layers_and_kinds, other_layers
+from gradgraph.surgery.layer_kinds import Kinds, default_layers, layers_and_kinds, other_layers
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
-    """Return the names or globs of the layers that get adapters: the recipe's target, or every linear layer by default.
+    """Return the names or globs of the layers that get adapters: the recipe's target, or the default of their kind.
 
-    The default excludes the head (it computes next-token scores), the routers of mixtures of experts,
-    embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, regardless of their names.
+    For most kinds, the default is every linear layer except the head (it computes next-token scores), the routers of
+    mixtures of experts, embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models,
+    regardless of their names.
     """
-    if recipe.kind == lora_experts.NAME:
-        return list(recipe.target) or ["*"]
-    return list(recipe.target) or [layer.name for layer in _by_default(*layers_and_kinds(decoder))]
+    return list(recipe.target) or KINDS[recipe.kind].default(decoder)
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Return a sentence with the number of linear layers (or tensors of experts) that get adapters, and the others."""
-    if recipe.kind == lora_experts.NAME:
-        count, of = (len(lora_experts.found(decoder, one)[0]) for one in (adapted_layers(decoder, recipe), "*"))
-        return f"{count} of {of} tensors of experts get adapters"
+    """Return a sentence with the number of parts that get adapters; for linear layers, also the others."""
+    kind, names = KINDS[recipe.kind], adapted_layers(decoder, recipe)
+    if kind.layers is not linear_layers:
+        count, of = (len(kind.layers(decoder, one)[0]) for one in (names, "*"))
+        return f"{count} of {of} {kind.what} get adapters"
     every, kinds = layers_and_kinds(decoder)
-    names = list(recipe.target) or [layer.name for layer in _by_default(every, kinds)]
     chosen = {layer.node for layer in linear_layers(decoder, names)[0]}
     adapted = _by_kind([layer for layer in every if layer.node in chosen], kinds)
     missing = _by_kind([layer for layer in every if layer.node not in chosen], kinds)
     others = [f"{count} {what}{'s' * (count > 1)}" for what, count in other_layers(decoder).items()]
     count = sum(map(len, adapted.values()))
-    told = f"{count} of {len(every)} linear layers get adapters"
-    told += f" ({', '.join(f'{len(layers)} {kind}' for kind, layers in adapted.items())})" if adapted else ""
-    rest = [f"{len(layers)} {kind} ({listed(layers)})" for kind, layers in missing.items()] + others
+    told = f"{count} of {len(every)} {kind.what} get adapters"
+    told += f" ({', '.join(f'{len(layers)} {what}' for what, layers in adapted.items())})" if adapted else ""
+    rest = [f"{len(layers)} {what} ({listed(layers)})" for what, layers in missing.items()] + others
     return f"{told}; not adapted: {', '.join(rest)}" if rest else told
 
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
     """Return the number of weights of the largest layer whose adapter will be merged, or 0."""
-    if recipe.merge == MERGE_NONE:
+    kind = KINDS[recipe.kind]
+    if recipe.merge == MERGE_NONE or (kind.merge is None and kind.merge_into is None):
         return 0
-    if recipe.kind == lora_experts.NAME:
-        experts = lora_experts.found(decoder, adapted_layers(decoder, recipe))[0]
-        return max((one.count * math.prod(one.sizes) for one in experts), default=0)
-    if KINDS[recipe.kind].merge is None:
-        return 0
-    layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
-    return max((math.prod(layer.sizes) * math.prod(layer.kernel) for layer in layers), default=0)
+    return max((part.size for part in kind.layers(decoder, adapted_layers(decoder, recipe))[0]), default=0)
 
 
 def products(model: ir.Model, below_head: bool) -> list[Layer]:
     """Return all linear layers of a model other than embeddings and convolutions; or the default ones for adapters."""
-    every, kinds = layers_and_kinds(model)
-    return _by_default(every, kinds) if below_head else every
-
-
-def _by_default(layers: list[Layer], kinds: Kinds) -> list[Layer]:
-    return [layer for layer in layers if kinds[layer.node] not in (HEAD, ROUTER)] or layers
+    return default_layers(model) if below_head else layers_and_kinds(model)[0]
 
 
 def _by_kind(layers: Sequence[Layer], kinds: Kinds) -> dict[str, list[str]]:

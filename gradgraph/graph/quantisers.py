@@ -135,7 +135,10 @@ class Quantiser:
         Floats that did not change are then quantised to the same integers as before, and others as if they were
         quantised for the first time.
         """
-        new = self.fitted(floats, middle, signed)
+        return self.unless_on_grid(self.fitted(floats, middle, signed), floats)
+
+    def unless_on_grid(self, new: Quantiser, floats: Array) -> Quantiser:
+        """Return ``new``, but keep the current scale and zero point of each group whose floats are multiples of it."""
         assert new.points is not None
         sizes = new.scales.shape
         old = np.zeros(sizes) if self.points is None else self.points.reshape(sizes)

@@ -22,7 +22,7 @@ from gradgraph.errors import BuildError, DataError, listed, shown
 from gradgraph.surgery.adapter_kinds import lora_experts
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.adapter_kinds.lora_experts import Experts
+from gradgraph.surgery.experts import Experts, interleaved, separated
 from gradgraph.surgery.operation import array_named
 from gradgraph.surgery.peft_names import as_ours
 from gradgraph.surgery.peft_settings import CONFIG, Settings, own_number, pattern_of
@@ -176,8 +176,7 @@ def _given(layer: Experts, a: Array, b: Array, module: str, kind: str, settings:
     if _is_exchanged(layer, a.shape[-1], settings):
         of_a, of_b = of_b.swapaxes(1, 2), of_a.swapaxes(1, 2)
     if layer.halves_apart:
-        gate, up = np.split(of_b, 2, axis=1)
-        of_b = np.stack([gate, up], axis=2).reshape(of_b.shape)
+        of_b = interleaved(of_b)
     return Given(layer, of_a, of_b, alpha / KINDS[kind].spread(rank))
 
 
@@ -219,7 +218,7 @@ def stored_experts(
         for depth, adapter in enumerate(reversed(inside)):  # the first parameter is the innermost
             a, b = (array_named(work, name) for name in adapter.weights)
             if layers[adapter.module].halves_apart:
-                b = np.concatenate([b[:, ::2], b[:, 1::2]], axis=1)
+                b = separated(b)
             begin = f"{prefix}{module}{_INNER * depth}"
             arrays[f"{begin}.lora_A.weight"] = a.reshape(-1, a.shape[2])
             arrays[f"{begin}.lora_B.weight"] = b.transpose(1, 2, 0).reshape(b.shape[1], -1)

@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.surgery.experts import experts_of
 from gradgraph.surgery.language_models import model_states, score_outputs
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 
@@ -53,25 +54,24 @@ def layers_and_kinds(decoder: ir.Model) -> tuple[list[Layer], Kinds]:
     return layers, _Blocks(decoder, layers).kinds()
 
 
+def default_layers(decoder: ir.Model) -> list[Layer]:
+    """Return the layers of ``layers_and_kinds`` other than the head and routers; all if there are no others."""
+    layers, kinds = layers_and_kinds(decoder)
+    return [layer for layer in layers if kinds[layer.node] not in (HEAD, ROUTER)] or layers
+
+
 def other_layers(decoder: ir.Model) -> Counter[str]:
     """Count the nodes with weights that are not linear layers: convolutions, and mixtures of experts."""
     found = Counter[str]()
+    tensors = {one.stored for one in experts_of(decoder)}
     for node in nodes_of(decoder):
         if node.op_type in _MIXERS[CONVOLUTION]:
             found["convolution"] += 1
         elif node.domain and (node.domain, node.op_type) in _CHOOSES_BY:
             found["MoE operator with its experts"] += 1
-        elif any(_is_of_experts(value) for value in node.inputs):
+        elif tensors.intersection(node.inputs):
             found["tensor of experts"] += 1
     return found
-
-
-def _is_of_experts(value: ir.Value | None) -> bool:
-    """Whether ``value`` is a stored [experts, inputs, outputs] tensor of weights."""
-    stored = None if value is None else value.const_value
-    if stored is None or not stored.dtype.is_floating_point():
-        return False
-    return stored.shape.rank() == 3 and all(size > 1 for size in stored.shape.numpy())
 
 
 class _Blocks:

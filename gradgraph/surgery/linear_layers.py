@@ -155,6 +155,11 @@ class Layer:
         return self.shape[1 - self.axis], self.shape[self.axis]
 
     @property
+    def size(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    @property
     def fan_in(self) -> int:
         """The number of terms in each output, as PyTorch counts them."""
         return math.prod(self.shape[1:]) if self.kind.startswith("Conv") else self.sizes[0]

@@ -53,8 +53,8 @@ def load_weights(
     Tensors are matched by name. For the weights of another library, such as a folder of Hugging Face's transformers or
     a state dict of torchvision or timm, in which not all names are the model's, they are matched by module, and
     converted to the form in which the model stores each weight: transposed, packed with others (queries, keys and
-    values; gate and up projections), merged with a BatchNormalization, tied, in float16, or quantised with the same
-    type, blocks and kind of zero points. The number of tensors and weights is logged.
+    values; gate and up projections; experts of a mixture), merged with a BatchNormalization, tied, in float16, or
+    quantised with the same type, blocks and kind of zero points. The number of tensors and weights is logged.
 
     A matrix may be transposed in the file: ``nn.Linear`` stores (outputs, inputs), and a MatMul reads (inputs,
     outputs). If its shape shows this, it is transposed. For a square matrix, the layout is known if the file is a

@@ -61,22 +61,20 @@ class Pretrained:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def types(self) -> frozenset[str]:
+        """The types of the model and of its text model, as in ``config.json``."""
+        found = (table.get("model_type") for table in (self.config, flat(self.config)))
+        return frozenset(kind for kind in found if isinstance(kind, str))
+
+    @property
     def norm_offset(self) -> float:
         """The number that the model adds to the weights of its normalisation layers: 1 for Gemma, otherwise 0."""
-        return float(any(table.get("model_type") in _OFFSET_BY_ONE for table in (self.config, flat(self.config))))
+        return float(not _OFFSET_BY_ONE.isdisjoint(self.types))
 
     @property
     def is_tied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have the same weight."""
         return flat(self.config).get("tie_word_embeddings") is True
-
-    @property
-    def has_interleaved_experts(self) -> bool | None:
-        """Whether the rows of gates and linear halves of experts in one tensor alternate, as for gpt-oss.
-
-        None if there is no configuration.
-        """
-        return self.config["model_type"] == "gpt_oss" if "model_type" in self.config else None
 
     @property
     def is_untied(self) -> bool:

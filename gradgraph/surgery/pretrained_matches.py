@@ -76,6 +76,8 @@ def is_integer(place: Place) -> bool:
 def size_of(place: Place) -> int:
     if place.layer is not None:
         return int(np.prod(place.layer.shape))
+    if place.experts is not None:
+        return place.experts.size
     tensor = numbers_of(place.value)
     return 0 if tensor is None else tensor.size
 
@@ -90,6 +92,8 @@ def stored(place: Place) -> Array:
     """Return the numbers of a weight in the model: for a layer outputs first."""
     if place.layer is not None:
         return canonical(place.layer)
+    if place.experts is not None:
+        return place.experts.read()
     if place.node.op_type == TABLE:
         return read_table(place.node)
     return as_read(read_from(place)) if is_integer(place) else as_read(place.value)
@@ -99,6 +103,8 @@ def rounding(place: Place) -> Array:
     """Return the largest rounding error of each number of a weight in the model, in the shape of ``stored``."""
     if place.layer is not None:
         return canonical_rounding(place.layer)
+    if place.experts is not None:
+        return place.experts.rounding()
     if place.node.op_type == TABLE:
         return table_rounding(place.node)
     return rounding_of(read_from(place)) if is_integer(place) else rounding_of(place.value)

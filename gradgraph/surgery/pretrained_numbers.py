@@ -12,14 +12,16 @@ import onnx_ir as ir
 from gradgraph.errors import DataError, shown
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
+from gradgraph.surgery.experts import Experts, interleaved
 from gradgraph.surgery.linear_layers import rewritten
+from gradgraph.surgery.naming import recorded_names
 from gradgraph.surgery.operation import numbers_of
-from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
+from gradgraph.surgery.pretrained_files import Pretrained
 from gradgraph.surgery.pretrained_matches import Match, Part, size_of
 from gradgraph.surgery.quantised_tables import read_table
 from gradgraph.surgery.recurrent_weights import in_order, is_recurrent
 from gradgraph.surgery.stored_weights import is_quantised
-from gradgraph.surgery.weight_places import PYTORCH, TABLE, Place, recorded_names, turns_of
+from gradgraph.surgery.weight_places import PYTORCH, TABLE, Place, turns_of
 
 Array = np.ndarray[Any, Any]
 
@@ -76,6 +78,8 @@ class Numbers:
                 raise DataError(
                     f"'{shown(part.key)}' has dtype {kind} in the file; save the weights as floats, not quantised"
                 )
+        if place.experts is not None and (because := place.experts.why_not_read):
+            raise DataError(f"'{shown(place.name)}' belongs to a QMoE {because}; export the new weights instead")
         found = [self.source.tensors[part.key].shape for part in match.parts if part.key]
         layer = place.layer
         if layer is None:
@@ -85,13 +89,14 @@ class Numbers:
                 fits = read_table(place.node).shape == found[0]
             elif rows is None:
                 fits = (match.parts[0].end or 0) - match.parts[0].begin == size_of(place)
-            elif place.is_of_experts:
-                fits = self._experts(match, shapes_only=True) is not None
+            elif place.experts is not None:
+                fits = self._experts(match, place.experts, shapes_only=True) is not None
             else:
                 fits = rows + missing == size_of(place) and _same_but_ones(place, found)
             if fits:
                 return
-            wanted = list(read_table(place.node).shape if place.node.op_type == TABLE else shape_of(place.value) or ())
+            own = place.experts.shape if place.experts is not None else shape_of(place.value) or ()
+            wanted = list(read_table(place.node).shape if place.node.op_type == TABLE else own)
         else:
             wanted = list(layer.shape if layer.kind in ("Conv", "Gather") else layer.sizes[::-1])
             if self.outputs_first(match, shapes_only=True) is not None:
@@ -141,25 +146,27 @@ class Numbers:
         turns = sum(node.op_type == "Transpose" for node in rewritten(layer.weight)[1]) + (recorded or 0)
         return (layer.axis + turns) % 2 == 1
 
-    def _experts(self, match: Match, shapes_only: bool = False) -> Array | None:
+    def _experts(self, match: Match, experts: Experts, shapes_only: bool = False) -> Array | None:
         """Return the matrices of all experts in the order of axes in which the model stores them.
 
         None if the shape does not fit. The order in the file follows from experts with other numbers of inputs and
         outputs.
         """
-        key = match.parts[0].key
-        own = shape_of(match.place.value)
-        if own is None or len(match.parts) > 1:
-            return None if own is None else self._joined_experts(match, known_sizes(own))
+        key, own = match.parts[0].key, experts.shape
+        if len(match.parts) > 1:
+            return self._joined_experts(match, experts)
         array = self.source.tensors[key]
         if array.shape not in (own, (own[0], own[2], own[1])):
             return None
         if own[1] != own[2]:
             return array if array.shape == own else array.swapaxes(1, 2)
         parent = key.rpartition(".")[0]
-        others = [m for m in self.matches if m.place.is_of_experts and m.parts[0].key.rpartition(".")[0] == parent]
-        shapes = [(shape_of(m.place.value), self.source.tensors[m.parts[0].key].shape) for m in others]
-        found = {mine == theirs for mine, theirs in shapes if mine is not None and mine[1] != mine[2]}
+        others = [m for m in self.matches if m.parts and m.parts[0].key.rpartition(".")[0] == parent]
+        shapes = [(m.place.experts.shape, self.source.tensors[m.parts[0].key].shape)
+                  for m in others if m.place.experts is not None]  # fmt: skip
+        found = {mine == theirs for mine, theirs in shapes if mine[1] != mine[2]}
+        if _has_name(match.place, match.parts) and not experts.node.domain:  # as PyTorch's exporter keeps it
+            found = {True}
         if len(found) != 1 and not shapes_only:
             raise DataError(
                 f"the matrices of '{shown(key)}' are square, so it is unknown whether they are "
@@ -168,36 +175,22 @@ class Numbers:
             )
         return array if found == {True} else array.swapaxes(1, 2)
 
-    def _joined_experts(self, match: Match, own: Sequence[int]) -> Array | None:
+    def _joined_experts(self, match: Match, experts: Experts) -> Array | None:
         """Return the matrices of experts that the file stores one by one, outputs first; None if shapes do not fit.
 
-        Nodes other than MoE may read them with inputs first.
+        Nodes other than MoE and QMoE may read them with inputs first.
         """
-        arrays = [self.source.tensors[part.key] for part in match.parts]
+        own, arrays = experts.shape, [self.source.tensors[part.key] for part in match.parts]
         shapes, pieces = {array.shape for array in arrays}, len(arrays) / own[0]
         if shapes == {(own[1] / pieces, own[2])}:
             return np.concatenate(arrays).reshape(own)
-        if shapes == {(own[2] / pieces, own[1])} and match.place.node.op_type != "MoE":
+        if shapes == {(own[2] / pieces, own[1])} and not experts.node.domain:
             return np.concatenate(arrays).reshape(own[0], own[2], own[1]).swapaxes(1, 2)
         return None
 
-    def _alternating(self, match: Match, experts: Array) -> Array:
-        """Return the gates and linear halves of experts in the order of rows in which the model reads them.
-
-        Raises:
-            DataError: the order in the file is unknown.
-        """
-        if not match.place.is_interleaved:
-            return experts
-        is_interleaved = False if len(match.parts) > 1 else self.source.has_interleaved_experts
-        if is_interleaved is None:
-            raise DataError(
-                f"it is unknown whether the rows of gates and linear halves alternate in "
-                f"'{shown(match.keys[0])}', since no {CONFIG} is next to the tensors; copy {CONFIG} there"
-            )
-        if is_interleaved:
-            return experts
-        return np.stack(np.split(experts, 2, axis=1), axis=2).reshape(experts.shape)
+    def _is_reordered(self, match: Match) -> bool:
+        """Whether the model has gates and linear halves of experts alternately, and the file has not."""
+        return match.place.is_reordered(self.source.types, len(match.parts) > 1)
 
     def weight(self, match: Match) -> Array:
         """Return the new numbers of a weight: for a layer outputs first, otherwise in the shape of the stored tensor.
@@ -211,10 +204,10 @@ class Numbers:
             array = _wide(found)
         elif place.node.op_type == TABLE:
             array = _wide(self.source.tensors[match.parts[0].key])
-        elif place.is_of_experts:
-            found = self._experts(match)
+        elif place.experts is not None:
+            found = self._experts(match, place.experts)
             assert found is not None
-            array = _wide(self._alternating(match, found))
+            array = _wide(interleaved(found) if self._is_reordered(match) else found)
         elif is_recurrent(place.node):
             array = in_order(place.node, [_wide(self.source.tensors[part.key]) for part in match.parts])
         elif match.parts:
@@ -223,11 +216,8 @@ class Numbers:
             array = np.concatenate(pieces)
             array = array + self.source.norm_offset if self.has_offset(place) else array
             array = -np.exp(array.astype(np.float64)) if place.is_decay else array
-            array = (
-                self._alternating(match, array.reshape(known_sizes(shape_of(place.value))))
-                if place.is_interleaved
-                else array
-            )
+            if self._is_reordered(match):
+                array = interleaved(array.reshape(known_sizes(shape_of(place.value))))
         else:
             array = np.zeros(size_of(place), np.float32)
         if match.groups:

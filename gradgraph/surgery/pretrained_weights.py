@@ -26,6 +26,7 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.surgery.folded_norms import Candidate, contains_norm, epsilon_of, folded, norms_of
+from gradgraph.surgery.naming import recorded_names
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
 from gradgraph.surgery.pretrained_files import Pretrained
@@ -43,7 +44,6 @@ from gradgraph.surgery.weight_places import (
     is_moved,
     is_path,
     places_of,
-    recorded_names,
     scope_of,
     unknown_steps,
 )
@@ -129,17 +129,16 @@ class Plan:
         pieces = [self._names.find(f"{piece}.{role}") for piece in pieces_of(module)]
         if len(pieces) > 1 and (all(pieces) or (role == "bias" and any(pieces))):
             return self._with_zeros(place, module, pieces)
-        if place.is_of_experts and (experts := self._each_expert(place, module)):
-            return experts
+        if place.experts is not None and (each := self._each_expert(place.experts.count, module)):
+            return each
         for pack in packs_of(module):
             if (key := self._names.find(f"{pack}.{role}")) is not None:
                 return (self._piece(module, pack, key),)
         return ()
 
-    def _each_expert(self, place: Place, module: str) -> tuple[Part, ...]:
+    def _each_expert(self, count: int, module: str) -> tuple[Part, ...]:
         """Return the matrices of experts that the file stores one by one, each with its pieces in order."""
         parent, _, last = module.rpartition(".")
-        count = (known_sizes(shape_of(place.value)) or [0])[0]
         names = [f"{parent}.{i}.{piece}.weight" for i in range(count) for piece in PIECES.get(last, (last,))]
         keys = [self._names.find(name) for name in names]
         return tuple(Part(key) for key in keys if key) if all(keys) else ()
@@ -160,7 +159,7 @@ class Plan:
         paths = place.written
         if self._is_function(place) and is_computed(place.value, place.origin):
             paths = tuple(recorded_names(place.value))
-        is_stacked = place.is_of_experts and place.node.op_type != "MoE" and len(parts) > 1
+        is_stacked = place.experts is not None and not place.node.domain and len(parts) > 1
         in_unknown_order = is_stacked or (place.is_decay and is_moved(place.value, place.origin))
         if is_recurrent(place.node) or contains_norm(place.node) or in_unknown_order or place.is_square_product:
             return False

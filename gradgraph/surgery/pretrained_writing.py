@@ -128,20 +128,25 @@ def _write(work: ir.Model, plan: Plan, match: Match, errors: dict[str, float] | 
         raise DataError(f"'{shown(odd)}' contains NaN or infinity, or makes such weights; use other weights")
     readers = _readers(place.value)
     _check_range(place, weight, ir.DataType.FLOAT if is_integer(place) else place.value.dtype)
-    if place.layer is None and place.node.op_type == TABLE:
-        with np.errstate(over="ignore", invalid="ignore"):
-            error = write_table(work, place.node, weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = _written(work, place, weight, readers)
+    if error is not None:
         _note(errors, place, error)
-        return
+
+
+def _written(work: ir.Model, place: Place, weight: Array, readers: set[ir.Node]) -> float | None:
+    """Write a weight; return its rounding error, or None if the model stores it as floats."""
+    if place.experts is not None:
+        return place.experts.write(work, weight)
+    if place.layer is None and place.node.op_type == TABLE:
+        return write_table(work, place.node, weight)
     if place.layer is None:
         _write_plain(work, place, weight)
-        return
-    if is_quantised(place.layer):
-        with np.errstate(over="ignore", invalid="ignore"):
-            error = write_quantised(work, place.layer, weight, readers=readers)
-        _note(errors, place, error)
-        return
-    write_floats(work, place.layer, weight, readers=readers)
+    elif is_quantised(place.layer):
+        return write_quantised(work, place.layer, weight, readers=readers)
+    else:
+        write_floats(work, place.layer, weight, readers=readers)
+    return None
 
 
 def _writer(group: Sequence[Match]) -> Match:

@@ -73,14 +73,14 @@ def rounding_of(value: ir.Value) -> Array:
         BuildError: the value is not a stored weight.
     """
     numbers, chain = _stored_numbers(value)
-    found = _rounding_as(numbers.dtype, numbers)
+    found = rounding_as(numbers.dtype, numbers)
     for node in chain:
         if node.op_type == "DequantizeLinear":
             found = quantiser_of(node).rounding(numbers)
         elif node.op_type == "Transpose":
             found = found.transpose(_order(node, found.ndim))
         numbers = _rewritten_by(node, numbers)
-        found = np.maximum(found, _rounding_as(numbers.dtype, numbers))
+        found = np.maximum(found, rounding_as(numbers.dtype, numbers))
     return found
 
 
@@ -105,7 +105,8 @@ def _rewritten_by(node: ir.Node, numbers: Array) -> Array:
 _ROUNDING = {"float16": (2.0**-11, 1e-7), "bfloat16": (2.0**-8, 0.0)}
 
 
-def _rounding_as(dtype: np.dtype, numbers: Array) -> Array:
+def rounding_as(dtype: np.dtype, numbers: Array) -> Array:
+    """Return the largest rounding error of each of ``numbers``, if these are stored as ``dtype``."""
     relative, least = _ROUNDING.get(dtype.name, (0.0, 0.0))
     return relative * np.abs(np.asarray(numbers, np.float64)) + least if relative else np.zeros(numbers.shape)
 

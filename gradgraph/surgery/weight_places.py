@@ -9,7 +9,7 @@ function of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -19,14 +19,15 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.weight_layouts import layouts
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.places import behind_moves, module_of, place_of
+from gradgraph.passes.normal.weights.roles import SCALE, SETTINGS, ZERO_POINT
+from gradgraph.surgery.experts import Experts, experts_of, is_reordered
 from gradgraph.surgery.linear_layers import Layer, linear_layers, rewritten
-from gradgraph.surgery.naming import is_anonymous
+from gradgraph.surgery.naming import FOLDED_FROM, is_anonymous, recorded_names
 from gradgraph.surgery.operation import numbers_of
 
 TABLE = "GatherBlockQuantized"
 BUILDER, PYTORCH = "onnxruntime-genai", "pytorch"  # producers of models
 DECAY, _LOGARITHM = "neg_exp_A", ".A_log"  # onnxruntime-genai's builder stores -exp(A_log) under the first name
-_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # metadata of constants that PyTorch's exporter computed
 # names of values whose numbers are those of their source: of steps of PyTorch, and within these
 _MOVED = re.compile(r"((_to_copy|_unsafe_view|alias|clone|contiguous|detach|expand|lift_fresh_copy|permute|"
                     r"reshape|squeeze|t|to|transpose|type_as|unsqueeze|view)(_\d+)?)")  # fmt: skip
@@ -56,6 +57,7 @@ class Place:
         written: the paths that the model's file itself has for the stored tensor: its name, or the name of the
             parameter that the exporter moved. Empty if it has none, or if gradgraph derived the name.
         origin: the exporter's name of the stored tensor.
+        experts: the experts whose weights this is; None for other parameters.
     """
 
     names: tuple[str, ...]
@@ -65,6 +67,7 @@ class Place:
     layer: Layer | None = None
     written: tuple[str, ...] = ()
     origin: str = ""
+    experts: Experts | None = None
 
     @property
     def name(self) -> str:
@@ -109,16 +112,11 @@ class Place:
         """Whether this is the kernel of a ConvTranspose: (inputs, outputs of a group, kernel)."""
         return self.node.op_type == "ConvTranspose" and self.value in self.node.inputs[1:2]
 
-    @property
-    def is_of_experts(self) -> bool:
-        """Whether this tensor contains a matrix for each expert of a mixture."""
-        return self.layer is None and ".experts." in self.name and len(shape_of(self.value) or ()) == 3
-
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether the rows of gates and linear halves of experts alternate, as MoE reads them."""
-        is_first = self.node.op_type == "MoE" and self.value in self.node.inputs[2:4]
-        return is_first and self.node.attributes.get_int("swiglu_fusion", 0) == 1
+    def is_reordered(self, types: Collection[str], are_separate: bool) -> bool:
+        """Whether rows of gate and linear half alternate here, but not in the file (``experts.is_reordered``)."""
+        own = [i for i, value in enumerate(self.node.inputs) if value is self.value]
+        places = own if self.experts is None else [self.experts.place]
+        return any(is_reordered(self.node, place, types, are_separate) for place in places)
 
 
 def places_of(work: ir.Model) -> list[Place]:
@@ -127,6 +125,7 @@ def places_of(work: ir.Model) -> list[Place]:
     found = [Place(*_names_of_layer(layer), _start(layer.weight), layer.node, layer) for layer in layers]
     found += [place for layer in layers if (place := _bias_of(layer)) is not None]
     found += [*_tables(work), *_biases_of_transposed(work)]
+    found += [Place(*_names_of_experts(one), one.stored, one.node, experts=one) for one in experts_of(work)]
     taken = {place.value for place in found}
     for value in work.graph.initializers.values():
         if value in taken or value.dtype is None or not value.dtype.is_floating_point():
@@ -217,6 +216,11 @@ def _tables(work: ir.Model) -> Iterator[Place]:
                 yield Place(names, len(names), value, node)
 
 
+def _names_of_experts(experts: Experts) -> tuple[tuple[str, ...], int]:
+    names, own = _names_of_value(experts.stored, experts.node, experts.place)
+    return tuple(name.replace(".qweight", ".weight") for name in names), own
+
+
 def _biases_of_transposed(work: ir.Model) -> Iterator[Place]:
     """Yield the biases of ConvTranspose, with the modules of their kernels: the node's may be that of a merged norm."""
     for node in nodes_of(work):
@@ -241,11 +245,6 @@ def _names_of_value(value: ir.Value, node: ir.Node, position: int) -> tuple[tupl
         name = f"{scope}{name[len(module) :]}"
     found = _unique([*recorded_names(value), *([name] if _is_name(name) else [])])
     return _unique([*found, *([f"{scope}.{role or 'weight'}"] if scope else [])]) or (name,), len(found)
-
-
-def recorded_names(value: ir.Value) -> list[str]:
-    """Return the names of the parameters that PyTorch's exporter computed ``value`` from."""
-    return re.findall(r"'([^']*\.[^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
 
 
 def turns_of(value: ir.Value, origin: str) -> int | None:
@@ -285,17 +284,15 @@ def _computing(value: ir.Value, origin: str) -> list[str]:
 
 def _steps(value: ir.Value, origin: str) -> list[str]:
     """Return the names of the values from a parameter to a stored tensor, as PyTorch's exporter recorded them."""
-    text = value.metadata_props.get(_FOLDED_FROM, "")
+    text = value.metadata_props.get(FOLDED_FROM, "")
     names = [*re.findall(r"'([^']*)'", text), origin]
     return [name for name in names if "." not in name] if "." in text else []
 
 
 def _is_of_quantiser(value: ir.Value) -> bool:
     """Whether nodes read ``value`` only as a scale or zero point of integers."""
-    kinds = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, TABLE: 2}
-    uses = list(value.uses())
-    return all(use.node.op_type in kinds and kinds[use.node.op_type] <= use.idx <= kinds[use.node.op_type] + 1
-               for use in uses)  # fmt: skip
+    return all(SETTINGS.get(f"{node.domain}.{node.op_type}".lstrip("."), {}).get(at) in (SCALE, ZERO_POINT)
+               for node, at in value.uses())  # fmt: skip
 
 
 def scope_of(node: ir.Node) -> str:

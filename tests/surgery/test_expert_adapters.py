@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gradgraph as gg
 from gradgraph import surgery
+from gradgraph.chat import Recipe
+from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
 from gradgraph.errors import BuildError, DataError
+from gradgraph.files.models import load_model
+from gradgraph.surgery.layer_kinds import other_layers
+from tests.kit.small_models import run
+from tests.passes.normal.test_contrib_attention import fused
+from tests.passes.normal.test_mixture_of_experts import GPT_OSS, packed
 from tests.surgery.test_adapters import node
 
 EXPERTS, WIDTH, HIDDEN, CHOSEN = 3, 6, 4, 2
@@ -30,15 +38,32 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def integers(bits: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random integers, and scales: one for two numbers, or with 8 bits one for each row."""
+# integers of QMoE: bits, numbers of a block (0: a row), and whether there are zero points
+FORMATS = {"4 bits": (4, 2, False), "8 bits": (8, 0, False), "4 bits, zero points": (4, 2, True),
+           "4 bits, zero points of rows": (4, 0, True), "8 bits, zero points": (8, 2, True)}  # fmt: skip
+
+
+def integers(form: str, *shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random integers, scales and zero points."""
+    bits, block, has_points = FORMATS[form]
     rng = np.random.default_rng(bits)
-    return rng.integers(0, 2**bits, shape), rng.random((*shape[:2], shape[2] // 2 if bits == 4 else 1)) * 2 / 2**bits
+    blocks = (*shape[:2], shape[2] // block if block else 1)
+    numbers, scales = rng.integers(0, 2**bits, shape), rng.random(blocks) * 2 / 2**bits
+    middle = 2 ** (bits - 1)
+    return numbers, scales, rng.integers(0, 2**bits, blocks) if has_points else np.full(blocks, middle)
 
 
-def as_floats(bits: int, numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    scales = scales.astype(np.float32).repeat(numbers.shape[2] // scales.shape[2], 2)
-    return (numbers - 2 ** (bits - 1)) * scales
+def as_floats(numbers: np.ndarray, scales: np.ndarray, points: np.ndarray) -> np.ndarray:
+    width = numbers.shape[2] // scales.shape[2]
+    return (numbers - points.repeat(width, 2)) * scales.astype(np.float32).repeat(width, 2)
+
+
+def in_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Pack the last axis, low bits first."""
+    if bits == 4:
+        numbers = np.concatenate([numbers, numbers[..., :1] * 0], -1) if numbers.shape[-1] % 2 else numbers
+        numbers = numbers[..., ::2] + 16 * numbers[..., 1::2]
+    return numbers.astype(np.uint8)
 
 
 def mixed(gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
@@ -70,22 +95,24 @@ def by_operator() -> onnx.ModelProto:
                     {f"{name}.gate_up_proj.weight": alternating, f"{name}.down_proj.weight": DOWN})  # fmt: skip
 
 
-def in_integers(bits: int) -> onnx.ModelProto:
+def in_integers(form: str) -> onnx.ModelProto:
     """QMoE, with the numbers of ``BASES``."""
-    name, stored = "model.layers.0.moe.experts", {}
+    (bits, block, has_points), name, stored = FORMATS[form], "model.layers.0.moe.experts", {}
     for projection, shape in (("gate_up_proj", GATE_UP.shape), ("down_proj", DOWN.shape)):
-        numbers, scales = integers(bits, *shape)
+        arrays = integers(form, *shape)
         if projection == "gate_up_proj":
-            numbers, scales = (np.stack(np.split(a, 2, axis=1), 2).reshape(a.shape) for a in (numbers, scales))
-        packed = numbers[..., ::2] + 16 * numbers[..., 1::2] if bits == 4 else numbers
-        stored[f"{name}.{projection}.qweight"] = packed.astype(np.uint8)
-        stored[f"{name}.{projection}.scales"] = (scales if bits == 4 else scales[..., 0]).astype(np.float32)
-    weights = [f"{name}.gate_up_proj.qweight", f"{name}.gate_up_proj.scales", "",
-               f"{name}.down_proj.qweight", f"{name}.down_proj.scales"]  # fmt: skip
-    blocks = {"block_size": 2} if bits == 4 else {}
-    moe = node("QMoE", ["x", "s", *weights], ["y"], k=CHOSEN, domain="com.microsoft", activation_type="swiglu",
-               swiglu_fusion=1, activation_alpha=1.0, activation_beta=0.0, normalize_routing_weights=0,
-               expert_weight_bits=bits, **blocks)  # fmt: skip
+            arrays = tuple(np.stack(np.split(a, 2, axis=1), 2).reshape(a.shape) for a in arrays)
+        numbers, scales, points = arrays
+        stored[f"{name}.{projection}.qweight"] = in_bytes(numbers, bits)
+        stored[f"{name}.{projection}.scales"] = (scales if block else scales[..., 0]).astype(np.float32)
+        if has_points:
+            stored[f"{name}.{projection}.zero_points"] = in_bytes(points if block else points[..., 0], bits)
+    first, second = ([f"{name}.{n}.{part}" for part in ("qweight", "scales")] for n in ("gate_up_proj", "down_proj"))
+    points = ["", "", "", ""] + [f"{name}.{n}.zero_points" for n in ("gate_up_proj", "down_proj")]
+    blocks = {"block_size": block} if block else {}
+    moe = node("QMoE", ["x", "s", *first, "", *second, *(points if has_points else [])], ["y"], k=CHOSEN,
+               domain="com.microsoft", activation_type="swiglu", swiglu_fusion=1, activation_alpha=1.0,
+               activation_beta=0.0, normalize_routing_weights=0, expert_weight_bits=bits, **blocks)  # fmt: skip
     return model_of([node("MatMul", ["x", "router"], ["s"]), moe], stored)
 
 
@@ -117,9 +144,29 @@ def by_gathers(turned: bool = False) -> onnx.ModelProto:
                             **{n: np.array(v, np.int64) for n, v in numbers.items()}})  # fmt: skip
 
 
+def by_products() -> onnx.ModelProto:
+    """Every expert processes every token in a batched product; the matrices are (inputs, outputs)."""
+    name = f"network.{MODULE}"
+    nodes = [
+        node("MatMul", ["x", "router"], ["s"]), node("Softmax", ["s"], ["p"], axis=-1),
+        node("TopK", ["p", "k"], ["odds", "best"], axis=-1), node("Mul", ["p", "zero"], ["none"]),
+        node("ScatterElements", ["none", "best", "odds"], ["gates"], axis=1), node("Transpose", ["gates"], ["turned"]),
+        node("Unsqueeze", ["turned", "last"], ["gates3"]), node("MatMul", ["x", f"{name}.gate_up_proj"], ["h"]),
+        node("Split", ["h"], ["gate", "up"], axis=2, num_outputs=2), node("Sigmoid", ["gate"], ["sg"]),
+        node("Mul", ["gate", "sg"], ["silu"]), node("Mul", ["silu", "up"], ["inner"]),
+        node("MatMul", ["inner", f"{name}.down_proj"], ["o"]), node("Mul", ["o", "gates3"], ["parts"]),
+        node("ReduceSum", ["parts", "first"], ["y"], keepdims=0),
+    ]  # fmt: skip
+    numbers = {"k": np.array([CHOSEN]), "last": np.array([2]), "first": np.array([0]), "zero": np.float32(0)}
+    weights = {"gate_up_proj": GATE_UP, "down_proj": DOWN}
+    return model_of(nodes, {f"{name}.{n}": w.swapaxes(1, 2).copy() for n, w in weights.items()}
+                    | {n: np.asarray(v) for n, v in numbers.items()})  # fmt: skip
+
+
 MODELS = {"operator": by_operator, "gathers": by_gathers, "turned": lambda: by_gathers(turned=True),
-          "4 bits": lambda: in_integers(4), "8 bits": lambda: in_integers(8)}  # fmt: skip
-BASES = {f"{bits} bits": tuple(as_floats(bits, *integers(bits, *w.shape)) for w in (GATE_UP, DOWN)) for bits in (4, 8)}
+          "products": by_products,
+          **{form: functools.partial(in_integers, form) for form in FORMATS}}  # fmt: skip
+BASES = {form: tuple(as_floats(*integers(form, *w.shape)) for w in (GATE_UP, DOWN)) for form in FORMATS}
 RANKS = {"gate_up_proj": 2, "down_proj": 3}
 SIZES = {"gate_up_proj": (WIDTH, 2 * HIDDEN), "down_proj": (HIDDEN, WIDTH)}
 SCALES = {"gate_up_proj": 5 / 2, "down_proj": 7 / 3}
@@ -171,37 +218,65 @@ def test_a_folder_of_peft_is_its_formula(name: str, exchanged: bool, tmp_path: P
     np.testing.assert_allclose(predicted(half), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_integers_become_integers_again(bits: int, tmp_path: Path) -> None:
-    base, updates, errors = in_integers(bits), written(tmp_path), dict[str, float]()
+@pytest.mark.parametrize("form", FORMATS)
+def test_integers_become_integers_again(form: str, tmp_path: Path) -> None:
+    base, updates, errors = in_integers(form), written(tmp_path), dict[str, float]()
     model = surgery.load_adapter(base, tmp_path)
     merged = surgery.merge_adapters(model, requantise=True, errors=errors)
     assert [n.op_type for n in merged.graph.node] == ["MatMul", "QMoE"]
+    assert [[*n.input] for n in merged.graph.node] == [[*n.input] for n in base.graph.node]
     described = [{a.name: helper.get_attribute_value(a) for a in m.graph.node[-1].attribute} for m in (base, merged)]
     assert described[0] == described[1]
     tensors = [{t.name: (t.data_type, *t.dims) for t in m.graph.initializer} for m in (base, merged)]
     assert tensors[0] == tensors[1]
-    assert len(errors) == 2 and 0 < max(errors.values()) < (0.15 if bits == 4 else 0.02)
-    wanted = mixed(*(w + u for w, u in zip(BASES[f"{bits} bits"], updates.values(), strict=True)))
-    assert np.abs(predicted(merged) - wanted).max() < (0.6 if bits == 4 else 0.05) * np.abs(wanted).max()
+    few = form.startswith("4")
+    assert len(errors) == 2 and 0 < max(errors.values()) < (0.15 if few else 0.02)
+    wanted = mixed(*(w + u for w, u in zip(BASES[form], updates.values(), strict=True)))
+    assert np.abs(predicted(merged) - wanted).max() < (0.6 if few else 0.05) * np.abs(wanted).max()
     resting = surgery.merge_adapters(surgery.use_adapters(model, {"default": 0}), requantise=True)
-    assert [t.raw_data for t in resting.graph.initializer] == [t.raw_data for t in base.graph.initializer]
+    stored = [{t.name: t.raw_data for t in m.graph.initializer} for m in (resting, base)]
+    assert stored[0] == stored[1]
 
 
-def test_integers_with_zero_points_are_refused(tmp_path: Path) -> None:
-    base = in_integers(8)
-    base.graph.node[-1].input.extend([""] * 6 + ["points"])
-    base.graph.initializer.append(numpy_helper.from_array(np.zeros(GATE_UP.shape[:2], np.uint8), "points"))
-    written(tmp_path)
-    with pytest.raises(DataError, match="belongs to a QMoE whose experts have zero points"):
-        surgery.load_adapter(base, tmp_path)
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_merged_integers_are_those_that_the_kernel_reads(bits: int, block: int) -> None:
+    """With zero points: onnxruntime's QMoE computes what training does."""
+    feeds = packed(bits, block, points=True)
+    feeds |= {name: feeds[name] * np.float32(2 / 2 ** (bits // 2)) for name in ("s1", "s2")}  # weights of one size
+    attributes = GPT_OSS | {"expert_weight_bits": bits} | ({"block_size": block} if block else {})
+    base, given = fused("QMoE", feeds, attributes)
+    names = ["q1", "s1", "b1", "q2", "s2", "b2", "z1", "z2"]
+    base = with_stored(base, {name: given.pop(name) for name in names})
+    model = gg.lora(base, ["q1", "q2"], kind="lora_experts", rank=2)
+    rng = np.random.default_rng(0)
+    weights = {t.name: rng.normal(size=t.dims).astype(np.float32) / 4 for t in model.graph.initializer
+               if ".lora_" in t.name}  # fmt: skip
+    floats, integral = (surgery.merge_adapters(model, weights, requantise=whole) for whole in (False, True))
+    assert [n.op_type for n in integral.graph.node] == ["QMoE"]
+    before, wanted, found = (run(m, given)[0] for m in (base, floats, integral))
+    assert np.abs(found - wanted).max() < (0.2 if bits == 4 else 0.02) * np.abs(wanted - before).max()
+    read = surgery.merge_adapters(gg.lora(integral, ["q1", "q2"], kind="lora_experts", rank=2))
+    close = 1e-2 if (bits, block) == (8, 32) else 1e-5  # the kernel rounds data, too, for blocks of 8 bits
+    np.testing.assert_allclose(run(read, given)[0], found, atol=close * np.abs(found).max(), rtol=1e-4)
+
+
+def with_stored(model: onnx.ModelProto, stored: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """The model at opset 21, with inputs replaced by initializers."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.input[:]
+    changed.graph.input.extend(value for value in model.graph.input if value.name not in stored)
+    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
+    changed.opset_import[0].version, changed.ir_version = 21, 10
+    return changed
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_read_is_written(name: str, tmp_path: Path) -> None:
     written(tmp_path / "theirs")
     model = surgery.load_adapter(MODELS[name](), tmp_path / "theirs")
-    names = {"names": {"network.*": "*"}} if name in ("gathers", "turned") else {"family": "llama"}
+    names = {"names": {"network.*": "*"}} if name in ("gathers", "turned", "products") else {"family": "llama"}
     surgery.save_adapter(model, tmp_path / "ours", **names)
     files = [
         safetensors.numpy.load((tmp_path / n / "adapter_model.safetensors").read_bytes()) for n in ("theirs", "ours")
@@ -228,6 +303,22 @@ def test_new_adapters_change_nothing_and_learn(name: str) -> None:
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     np.testing.assert_allclose(predicted(surgery.merge_adapters(model, trainer.state_dict())), trainer.predict(X),
                                rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+OTHERS = {"operator": {"MoE operator with its experts": 1}, "4 bits": {"MoE operator with its experts": 1},
+          "gathers": {"tensor of experts": 2}, "products": {"tensor of experts": 2}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_fine_tuning_adapts_all_experts_by_default(name: str) -> None:
+    decoder, recipe = load_model(MODELS[name]()), Recipe(kind="lora_experts", merge="float")
+    assert adapted_layers(decoder, recipe) == ["*"]
+    assert reached(decoder, recipe) == "2 of 2 tensors of experts get adapters"
+    few = recipe.changed({"target": "*down_proj*"})
+    assert reached(decoder, few) == "1 of 2 tensors of experts get adapters"
+    assert [largest_merged(decoder, one) for one in (recipe, few)] == [GATE_UP.size, DOWN.size]
+    assert largest_merged(decoder, recipe.changed({"merge": "none"})) == 0
+    assert other_layers(decoder) == OTHERS[name]
 
 
 def test_experts_and_layers_share_a_folder(tmp_path: Path) -> None:

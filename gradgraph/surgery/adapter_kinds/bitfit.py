@@ -85,5 +85,5 @@ def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -
 
 
 KINDS.add(
-    "bitfit", Kind("the model's own biases", put, ("bias",), as_they_are, NO_RANK, layers=found)
+    "bitfit", Kind("the model's own biases", put, ("bias",), as_they_are, NO_RANK, layers=found, what="biases")
 )  # fmt: skip

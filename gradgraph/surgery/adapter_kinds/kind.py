@@ -11,9 +11,21 @@ import onnx_ir as ir
 
 from gradgraph.arguments import Table
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.layer_kinds import default_layers
 from gradgraph.surgery.linear_layers import linear_layers
 
 Array = np.ndarray[Any, Any]
+
+
+def below_head(decoder: ir.Model) -> list[str]:
+    """Return the names of all linear layers except the head and routers, for ``Kind.default``."""
+    return [layer.name for layer in default_layers(decoder)]
+
+
+def everything(decoder: ir.Model) -> list[str]:
+    """Return a glob that matches all parts, for ``Kind.default``."""
+    del decoder
+    return ["*"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,10 @@ class Kind:
             adapter, in place of ``merge``, for kinds whose weights are not those of linear layers; returns the rounding
             error, or None if nothing was rounded.
         layers: a function of model and target that returns the parts of the model that can have an adapter, and for
-            other matches the reason why they cannot.
+            other matches the reason why they cannot. Of kinds that can be merged, each part has the number of its
+            weights (``size``).
+        what: these parts, in the plural.
+        default: a function of a decoder that returns the names or globs of the parts that get adapters by default.
         finish: a function of model, layers and adapters that is called once after all adapters have been added, and
             returns the adapters.
         adds: whether the adapter is added to a layer's output, so that several, each with a scale, can share a layer.
@@ -59,6 +74,8 @@ class Kind:
     offsets: Callable[[Adapter, list[Array]], Array] | None = None
     merge_into: Callable[[ir.Model, Adapter, list[Array], bool], float | None] | None = None
     layers: Callable[..., tuple[list[Any], list[str]]] = linear_layers
+    what: str = "linear layers"
+    default: Callable[[ir.Model], list[str]] = below_head
     finish: Callable[..., list[Adapter]] | None = None
     adds: bool = False
     of_embeddings: tuple[str, ...] = ()

@@ -355,5 +355,5 @@ _FORMS: dict[tuple[str, str], Callable[[ir.Node], Sizes | str | None]] = {
 KINDS.add(
     "prefix",
     Kind("trained keys and values before those of the text, in an attention", put, ("key", "value"), rest,
-         ((1, 1), (1, 1)), layers=found, finish=count_positions),
+         ((1, 1), (1, 1)), layers=found, finish=count_positions, what="attentions"),
 )  # fmt: skip
