@@ -116,8 +116,8 @@ def _size_of(tokens: ir.Value) -> int | str | None:
 
 def _has_each_token(value: ir.Value, size: int | str | None) -> bool:
     """Whether an input has an integer for each of ``size`` tokens: [tokens] or [axes, tokens]."""
-    shape = shape_of(value) or (None,)
-    return value.dtype in (_INT32, _INT64) and len(shape) <= 2 and shape[-1] == size
+    shape = shape_of(value)
+    return value.dtype in (_INT32, _INT64) and shape is not None and 1 <= len(shape) <= 2 and shape[-1] == size
 
 
 def _selections(work: ir.Model, others: set[ir.Value]) -> Iterator[ir.Value]:
@@ -138,7 +138,8 @@ def _fed(op: Builder, value: ir.Value, role: str, batch: Var, length: Var) -> Va
     elif role == _TABLE:  # one page for each text
         found = op.Unsqueeze(_up_to(op, batch), [1])
     elif role == _BOUNDS:  # unknown
-        found = op.const(np.zeros(shape_of(value) or 3, np.int64))
+        (count,) = shape_of(value) or (None,)
+        found = op.const(np.zeros(count if isinstance(count, int) else 3, np.int64))
     elif role == _PAST:
         found = op.Expand(op.const(0), batch)
     else:
