@@ -130,10 +130,10 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """Return ``self.fitted(...)``, but keep the current scale of each group whose floats are multiples of it.
+        """Return ``self.fitted(...)``, but keep the scale of each group whose floats are multiples of it.
 
-        Floats that did not change are then quantised to the same integers as before, and others as if they were
-        quantised for the first time.
+        The scale must also be as accurate, since small floats are all close to 0 times a large scale. Floats that did
+        not change are then quantised to the same integers as before, and others as if for the first time.
         """
         return self.unless_on_grid(self.fitted(floats, middle, signed), floats)
 
@@ -142,7 +142,9 @@ class Quantiser:
         assert new.points is not None
         sizes = new.scales.shape
         old = np.zeros(sizes) if self.points is None else self.points.reshape(sizes)
-        kept = (self._errors(floats) <= _ON_GRID * np.abs(self.scales.reshape(sizes))) & (old == np.rint(old))
+        errors = self._errors(floats)
+        kept = (errors <= _ON_GRID * np.abs(self.scales.reshape(sizes))) & (errors <= new._errors(floats))
+        kept &= old == np.rint(old)
         return replace(
             new,
             scales=np.where(kept, self.scales.reshape(sizes), new.scales),

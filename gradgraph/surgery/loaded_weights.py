@@ -25,7 +25,7 @@ from gradgraph.surgery.operation import Path, Result, closed, layers_log, number
 from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
 from gradgraph.surgery.pretrained_matches import is_integer
 from gradgraph.surgery.pretrained_settings import check_settings
-from gradgraph.surgery.pretrained_weights import Plan
+from gradgraph.surgery.pretrained_weights import Plan, is_buffer
 from gradgraph.surgery.pretrained_writing import take_pretrained
 from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
 from gradgraph.surgery.weight_places import places_of
@@ -213,6 +213,7 @@ def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict:
     kept = {
         name for name in theirs if isinstance(stored.values, OfModel) and _is_kept(name, stored.values[name], taken)
     }
+    kept |= {name for name in theirs if is_buffer(name) and np.asarray(stored.values[name]).dtype.kind in "biu"}
     spare = [name for name in theirs if name not in taken | kept]
     sides = ((missing, "weight", "model", "file"), (spare, "tensor", "file", "model"))
     parts = [

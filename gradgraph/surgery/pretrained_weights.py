@@ -109,7 +109,7 @@ class Plan:
         self.constants = [value.name or "" for value in missing if value not in lost and _is_array(value)]
         used = {key for match in self.matches for key in match.keys}
         rest = [key for key in source.tensors if key not in used]
-        self.buffers = [key for key in rest if key.endswith(_BUFFERS) or self._is_copy(key, used)]
+        self.buffers = [key for key in rest if is_buffer(key) or self._is_copy(key, used)]
         self.spare = [key for key in rest if key not in self.buffers]
         self.numbers = Numbers(work, source, self.matches)
         self._check()
@@ -349,6 +349,11 @@ class Plan:
         used = {key for match in self.matches for key in match.keys}
         self.missing += [match.place.name for match in left]
         self.spare += list(dict.fromkeys(key for match in left for key in match.keys if key not in used))
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of this name is no weight, which a model may lack."""
+    return name.endswith(_BUFFERS)
 
 
 def _may_contain_norm(match: Match) -> bool:

@@ -444,14 +444,16 @@ def test_quantised_constants_are_those_of_the_export(name: str, bits: int, tmp_p
     assert errors["inner"] < (0.1 if bits == 4 else 0.01)
 
 
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_new_weights_are_quantised_as_by_onnxruntime(bits: int, is_symmetric: bool) -> None:
+def test_new_weights_are_quantised_as_by_onnxruntime(bits: int, is_symmetric: bool, size: float) -> None:
     """Integers and scales do not depend on those of the old weights."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     rng = np.random.default_rng(0)
     old, new = (rng.normal(size=(64, 48)).astype(np.float32) for _ in range(2))
+    new *= np.float32(size)
     for weight in (old, new):
         weight[:, 3] = 0
 

@@ -400,6 +400,17 @@ def test_options_of_modules_are_refused_for_names_of_the_model(option: dict[str,
         surgery.load_weights(model, own, **option)
 
 
+def test_buffers_of_a_state_dict_are_not_missed_in_the_model() -> None:
+    """Also if all names are the model's own."""
+    model = Exporter(tensors(0), "float", tied=False).model()
+    own = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    found = surgery.load_weights(model, own | {"bn.num_batches_tracked": np.array(3)})
+    assert [t.name for t in found.graph.initializer] == [*own]
+    for name in ("bn.running_mean", "attn.bias"):
+        with pytest.raises(DataError, match="1 tensor of the file is not in the model"):
+            surgery.load_weights(model, own | {name: np.zeros(3, np.float32)})
+
+
 # --- integers of QDQ ---------------------------------------------------------------------------------------------
 
 
