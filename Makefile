@@ -82,7 +82,7 @@ onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 SHIPPED := $(RUNTIMES)/shipped-models
 OPTIMUM := $(RUNTIMES)/optimum
 shipped-models: $(SHIPPED)/.installed $(OPTIMUM)/.installed
-	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(SHIPPED)/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py tests/chat/test_templates.py tests/chat/test_shipped_chat_model.py tests/surgery/test_against_trl.py tests/networks/test_shipped_models.py tests/networks/test_exported_decoders.py tests/explain/test_explain_captum.py $(ARGS)
+	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(SHIPPED)/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py tests/chat/test_templates.py tests/data/texts/test_tokenizer_files.py tests/chat/test_shipped_chat_model.py tests/surgery/test_against_trl.py tests/networks/test_shipped_models.py tests/networks/test_exported_decoders.py tests/explain/test_explain_captum.py $(ARGS)
 	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(OPTIMUM)/bin/python -m pytest tests/networks/test_shipped_models.py tests/networks/test_image_processors.py tests/networks/test_optimum_decoders.py tests/networks/test_optimum_tasks.py tests/networks/test_optimum_speech.py $(ARGS)
 	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(OPTIMUM)/bin/python -m pytest tests/surgery/test_against_genai.py -k gemma3 $(ARGS)
 $(OPTIMUM)/.installed: tests/runtimes/requirements/optimum.txt $(SHIPPED)/.installed

@@ -18,7 +18,6 @@ import { reader } from "./step-files.js";
 
 export { rowsOf };
 
-const TOKENS = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const PADS = ["[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>"];
 const IGNORED = -100; // a label that losses ignore
 const MULTIPLE = 16; // rows are padded to a multiple of this number of tokens
@@ -34,8 +33,10 @@ export async function openChat(folder, { Tokenizer, Template, template } = {}) {
   const source = template ?? (await optional("chat_template.jinja")) ?? ownTemplate(config.chat_template);
   if (source !== undefined && source !== "none" && !Template)
     throw new GradgraphError("the folder has a chat template; pass { Template } from @huggingface/jinja to openChat");
-  const named = Object.fromEntries(TOKENS.map((name) => [name, config[name]?.content ?? config[name]]));
-  const tokens = Object.fromEntries(Object.entries(named).filter(([, value]) => typeof value === "string"));
+  const map = "added_tokens_decoder" in config ? undefined : await optional("special_tokens_map.json");
+  const named = Object.entries({ ...config, ...JSON.parse(map ?? "{}") }).filter(([name]) => name.endsWith("_token"));
+  const texts = named.map(([name, value]) => [name, value?.content ?? value]);
+  const tokens = Object.fromEntries(texts.filter(([, value]) => typeof value === "string"));
   const isPlain = source === "none";
   return new Chat(
     tokenizer,

@@ -173,9 +173,10 @@ class Recipe:
         "Steps between samples. Default: 50.",
         "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
-    sample_tokens: int = spelled(
-        "Maximum number of tokens of a sample.", "training", "whole", kind=whole(1), default=64
-    )
+    sample_tokens: int | None = spelled(
+        "Maximum number of tokens of a sample. Default: 64.",
+        "training", "whole", kind=whole(1).or_none(), default=None,
+    )  # fmt: skip
     merge: str = spelled(
         "Storage of changed weights in the merged model: float, or requantised; or no merged model.",
         "training", choices=MERGE, default=FLOAT,
@@ -215,12 +216,13 @@ class Recipe:
                     remedy=f"omit {name}, or add teacher=",
                     shell=f"omit --{name.replace('_', '-')}, or add --teacher",
                 )
-        if self.sample_every is not None and not self.sample:
-            raise ArgumentError(
-                "sample_every requires a prompt, and none is given",
-                remedy="omit sample_every, or add sample=",
-                shell="omit --sample-every, or add --sample",
-            )
+        for name in ("sample_every", "sample_tokens"):
+            if not self.sample and getattr(self, name) is not None:
+                raise ArgumentError(
+                    f"{name} requires a prompt, and none is given",
+                    remedy=f"omit {name}, or add sample=",
+                    shell=f"omit --{name.replace('_', '-')}, or add --sample",
+                )
         for name, task in (("stride", QUESTIONS), ("language", SPEECH), ("translate", SPEECH)):
             if getattr(self, name) not in (None, False) and self.task != task:
                 raise ArgumentError(f"{name} applies to the task {task}, but the task is {self.task}; omit it")

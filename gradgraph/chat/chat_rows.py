@@ -11,7 +11,7 @@ from typing import Any
 from gradgraph.arguments import described
 from gradgraph.data.texts.json_rows import Row
 from gradgraph.data.texts.records import records_in
-from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.errors import ArgumentError, DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError
 
@@ -22,6 +22,7 @@ VARIABLES = "chat_template_kwargs"  # a column with additional template variable
 _OF_TEMPLATES = ("tools", VARIABLES)
 _TAKEN = ("messages", "tools", "add_generation_prompt", "given", "self")  # variables that a row may not set
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
+SHAREGPT = "conversations"  # the column of messages in ShareGPT's format
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 
 
@@ -87,8 +88,12 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
         kinds: the kinds to prefer if the data have the columns of several, such as ``("messages",)``.
 
     Raises:
+        ArgumentError: ``columns`` has another column than these.
         DataError: the data cannot be read, lack these columns, or contain an invalid row, which the message names.
     """
+    known = dict.fromkeys(name for kind in KINDS.values() for name in (*kind.needs, *kind.may, SHAREGPT))
+    if stray := [name for name in columns or () if name not in known]:
+        raise ArgumentError(f"chat data have no column '{shown(stray[0])}'{suggestion(stray[0], known)}")
     records = records_in(source)
     raw, where, place = records.rows, records.where, records.place
     if not raw:
@@ -113,13 +118,14 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
 
 def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int], str]) -> Row:
     """Return row ``i`` with columns renamed to the names in ``KINDS``, and messages as lists of dicts."""
-    found = dict(row)
-    for name, own in columns.items():
+    for own in columns.values():
         if own not in row:
             raise DataError(f"{place(i)} has no column '{shown(own)}'{suggestion(own, list(row))}")
-        found[name] = found.pop(own)
-    if "messages" not in found and "conversations" in found:
-        found["messages"] = found.pop("conversations")
+    used = set(columns.values())
+    found = {**{name: value for name, value in row.items() if name not in used},
+             **{name: row[own] for name, own in columns.items()}}  # fmt: skip
+    if "messages" not in found and SHAREGPT in found:
+        found["messages"] = found.pop(SHAREGPT)
     for name in ("messages", "prompt", "completion", "chosen", "rejected", "tools"):
         if name in found:
             found[name] = _messages(_from_text(found[name], name))

@@ -34,18 +34,19 @@ from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.chat.training_samples import TrainingSamples
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import ArgumentError, DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.language_models import KEPT_APART, mixing
 
 log = logging.getLogger("gradgraph.chat")
 
-SAMPLE_EVERY = 50  # default number of steps
+SAMPLE_EVERY, SAMPLE_TOKENS = 50, 64  # default numbers of steps between samples, and of their tokens
 # minimum accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
 ALIKE = 0.9
@@ -136,6 +137,8 @@ def finetune(
     """
     check_suffix(out, FOLDER)
     chosen = (recipe or Recipe()).changed(changes)
+    if chosen.rank is not None and not KINDS.named(chosen.kind).has_rank:
+        raise ArgumentError.of_options(f"adapters of kind {chosen.kind} have no rank; omit --rank")
     request = Request(ModelFolder.of(folder), data, Path(out), chosen, validation, columns or {}, template, resume,
                       progress)  # fmt: skip
     return _of_task(chosen.task)(request)
@@ -386,8 +389,9 @@ def _watching(
         with contextlib.suppress(OSError, ValueError):  # the log reports a failed write itself; or could not reopen
             lines.write(record)
 
-    every, held = recipe.sample_every or SAMPLE_EVERY, prepared.held_out
-    samples = [TrainingSamples(prompts, recipe.sample, every, recipe.sample_tokens, write, pace.go_on)]
+    every, most = recipe.sample_every or SAMPLE_EVERY, recipe.sample_tokens or SAMPLE_TOKENS
+    held = prepared.held_out
+    samples = [TrainingSamples(prompts, recipe.sample, every, most, write, pace.go_on)]
     measures = [PreferenceMeasures(held, recipe, write)] if isinstance(held, PairBatches) else []
     return samples if recipe.sample else [], measures
 

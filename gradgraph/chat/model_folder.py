@@ -13,9 +13,10 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import surgery
-from gradgraph.chat.template import table_in
+from gradgraph.chat.template import FURTHER
+from gradgraph.data.texts.tokenizer_files import table_in
 from gradgraph.errors import ModelError, listed, shown
-from gradgraph.files.atomic import write_atomically
+from gradgraph.files.atomic import explain_errors, write_atomically
 from gradgraph.files.digest import Digest
 from gradgraph.files.external import stored_values
 from gradgraph.files.mapped import pieces_of
@@ -157,7 +158,8 @@ class ModelFolder:
         Raises:
             ModelError: a path leads out of the folder.
         """
-        named = sorted(file.name for file in self.path.iterdir() if file.suffix.lower() in BESIDE)
+        files = [*self.path.iterdir(), *(self.path / FURTHER).glob("*.jinja")]
+        named = sorted(f.relative_to(self.path).as_posix() for f in files if f.suffix.lower() in BESIDE)
         found = [name for name in named if (self.path / name).is_symlink() or (self.path / name).is_file()]
         return {name: check_inside(self.path, name, "a file of the model") for name in found}
 
@@ -169,6 +171,8 @@ class ModelFolder:
         """
         found = self.beside()
         for name, file in found.items():
+            with explain_errors(folder):
+                (folder / name).parent.mkdir(exist_ok=True)
             with open_regular(file) as content:
                 write_atomically(folder / name, content.read())
         return [*found]

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.sampling import Sampling
-from gradgraph.chat.template import MissingTemplateError, table_in
+from gradgraph.chat.template import MissingTemplateError
 from gradgraph.chat.tokens import Encoder
+from gradgraph.data.texts.tokenizer_files import table_in
 from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, regular_text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +14,16 @@ from gradgraph.chat.question_answers import agreement, answers_of
 from gradgraph.chat.question_windows import COLUMNS, ENDS, STARTS, QuestionWindows, read_questions, windows_of
 from gradgraph.chat.run_place import Finetuned, create
 from gradgraph.chat.task_request import Request
-from gradgraph.chat.template import table_in
 from gradgraph.data.texts.tokenizer import NAME, Tokenizer
 from gradgraph.errors import ArgumentError, DataError
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import load_model
 
+log = logging.getLogger("gradgraph.chat")
+
 LONGEST, SHARED = 384, 1 / 3  # default maximum number of tokens of a window, and the part that is in the next, too
 PREDICTIONS = "predictions.json"
+CLASSIFYING = ("[CLS]", "<cls>")  # the classification tokens of tokenizers whose folder names none
 USED = ("task", "epochs", "batch_size", "accumulate", "learning_rate", "warmup", "weight_decay", "clip_norm", "length",
         "stride", "label_smoothing", "recompute", "eval_every", "patience", "max_steps", "checkpoint_every",
         "seed")  # fmt: skip
@@ -65,7 +68,10 @@ def _windows(request: Request, data: Any) -> QuestionWindows:
     if stride >= longest:
         raise ArgumentError(f"stride is {stride}, but windows have {longest} tokens; use a lower stride")
     found = windows_of(rows, tokenizer, longest, stride)
-    made = QuestionWindows(found, rows.rows, tokenizer, _none(request.base, tokenizer), longest)
+    made = QuestionWindows(found, rows.rows, tokenizer, _none(tokenizer), longest)
+    if made.lost:
+        log.warning("%d of %d questions of %s are trained without their answer, which is longer than what windows "
+                    "share; raise length or stride", made.lost, len(rows.rows), rows.where)  # fmt: skip
     most = max(int(window.ids.max()) for window in made.windows)
     if known is not None and most >= known:
         raise DataError(
@@ -75,12 +81,11 @@ def _windows(request: Request, data: Any) -> QuestionWindows:
     return made
 
 
-def _none(base: ModelFolder, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the classification token and of the token that begins a text, if the folder names them."""
-    named = table_in(base.path, "tokenizer_config.json")
-    tokens = [named.get(name) for name in ("cls_token", "bos_token")]
-    texts = [token.get("content") if isinstance(token, Mapping) else token for token in tokens]
-    found = [tokenizer.number_of(text) for text in texts if isinstance(text, str)]
+def _none(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the classification token and of the token that begins a text, if the tokenizer has them."""
+    named = tokenizer.special_tokens
+    first = [named["cls_token"]] if "cls_token" in named else CLASSIFYING
+    found = map(tokenizer.number_of, (*first, *(named[name] for name in ("bos_token",) if name in named)))
     return [number for number in found if number is not None]
 
 

@@ -7,6 +7,7 @@ token that stands for "no answer": the classification token of the tokenizer.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gradgraph.arguments import described
 from gradgraph.chat.chat_batches import filled_up
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
+from gradgraph.data.preprocess.frames import EXACT
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs, TargetSpec, numpy_dtype
 from gradgraph.data.texts.json_rows import Row
@@ -39,7 +41,7 @@ class Question:
     """A question on a context.
 
     Attributes:
-        name: its ``id``, or its number in the data.
+        name: its ``id``, or its index in data without ids.
         question, context: the texts.
         answers: each answer and the index of its first character in the context; empty if the context has none.
     """
@@ -69,7 +71,8 @@ def read_questions(source: Any, columns: Mapping[str, str] | None = None) -> Que
     """Read rows of ``question``, ``context`` and ``answers``, in the format of SQuAD.
 
     ``answers`` is ``{"text": [...], "answer_start": [...]}``, or a list of objects with one ``text`` and
-    ``answer_start`` each. Both are empty if the context does not contain the answer. ``id`` is optional.
+    ``answer_start`` each. Both are empty if the context does not contain the answer. ``id``, a text or a whole number,
+    is optional: without any, rows are numbered from 0.
 
     Args:
         source: anything that ``chat_rows.read`` reads.
@@ -93,9 +96,12 @@ def read_questions(source: Any, columns: Mapping[str, str] | None = None) -> Que
     unread = [name for name in records.rows[0] if name not in own.values()]
     if unread:
         log.info("columns of %s that are ignored: %s", records.where, listed(map(shown, unread), 12))
+    rows = [{name: row.get(column) for name, column in own.items()} for row in records.rows]
+    if all(_is_empty(row["id"]) for row in rows):
+        rows = [{**row, "id": i} for i, row in enumerate(rows)]
     found, places = list[Question](), dict[str, int]()
-    for i, row in enumerate(records.rows):
-        made = _question({name: row.get(column) for name, column in own.items()}, i)
+    for i, row in enumerate(rows):
+        made = _question(row)
         if isinstance(made, str):
             raise DataError(f"{records.place(i)}: {made}")
         if places.setdefault(made.name, i) != i:
@@ -107,12 +113,17 @@ def read_questions(source: Any, columns: Mapping[str, str] | None = None) -> Que
     return Questions(found, records.where, records.place)
 
 
-def _question(row: Row, i: int) -> Question | str:
+def _question(row: Row) -> Question | str:
     """Return a row as a Question, or a sentence on its fault."""
+    if _is_empty(row["id"]):
+        return "'id' is missing, but other rows have it; add it, or remove the column"
+    name = _name(row["id"])
+    if name is None:
+        return f"'id' is {described(row['id'])}, but should be text or a whole number"
     texts = row["question"], row["context"]
-    for name, text in zip(COLUMNS, texts, strict=False):
+    for column, text in zip(COLUMNS, texts, strict=False):
         if not isinstance(text, str) or not text.strip():
-            return f"'{name}' is {described(text)}, but should be text; correct the row, or drop it"
+            return f"'{column}' is {described(text)}, but should be text; correct the row, or drop it"
     answers = _answers(row["answers"])
     if answers is None:
         return (
@@ -125,7 +136,21 @@ def _question(row: Row, i: int) -> Question | str:
                 f"the answer '{shown(text)}' is not in the context at character {start:,}; correct answer_start, or "
                 "drop the row"
             )
-    return Question(str(i if row["id"] is None else row["id"]), row["question"], row["context"], answers)
+    return Question(name, row["question"], row["context"], answers)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _name(value: Any) -> str | None:
+    """Return an id as text, a whole number without a decimal point; None if it is neither text nor a whole number.
+
+    Table libraries convert whole numbers to floats if some are missing.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        value = int(value)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _answers(value: Any) -> tuple[tuple[str, int], ...] | None:
@@ -161,6 +186,7 @@ class QuestionWindows(Loadable):
         owners: for each window, the index of its question.
         none: for each window, the index of the token that stands for "no answer".
         answers: for each window, the first and the last token of its label: int64 [windows, 2].
+        lost: the number of questions with an answer of which no window has all.
     """
 
     def __init__(
@@ -176,10 +202,12 @@ class QuestionWindows(Loadable):
         self.questions, self.longest = questions, longest
         self._pad, self._pads_left = tokenizer.pad, tokenizer.pads_left
         self.none = [_place_of_none(window, none) for window in self.windows]
+        labels = [_labels(each, question) for each, question in zip(windows, questions, strict=True)]
+        self.lost = sum(bool(q.answers) and not any(each) for q, each in zip(questions, labels, strict=True))
+        every = itertools.chain.from_iterable(labels)
         self.answers = np.array(
-            [label_of(window, questions[i].answers, place)
-             for window, i, place in zip(self.windows, self.owners, self.none, strict=True)], np.int64,
-        ).reshape(-1, 2)  # fmt: skip
+            [label or (none, none) for label, none in zip(every, self.none, strict=True)], np.int64
+        ).reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -252,21 +280,37 @@ def _place_of_none(window: Window, none: Sequence[int]) -> int:
     return next((int(found[0]) for found in places if len(found)), 0)
 
 
-def label_of(window: Window, answers: Sequence[tuple[str, int]], none: int) -> tuple[int, int]:
-    """Return the first and the last token of the first answer; ``none`` twice unless all of it is in the window.
+def _labels(windows: Sequence[Window], question: Question) -> list[tuple[int, int] | None]:
+    """Return the first and the last token of the question's first answer in each window; None where it is not whole.
+
+    If no window has all of the answer, characters at its ends that have no token, such as spaces, are ignored.
+    """
+    if not question.answers:
+        return [None] * len(windows)
+    text, begin = question.answers[0]
+    end = begin + len(text)
+    found = [label_of(window, begin, end) for window in windows]
+    if any(found):
+        return found
+    spans = np.concatenate([window.spans for window in windows]).clip(begin, end)
+    spans = spans[spans[:, 0] < spans[:, 1]]
+    if not len(spans):
+        return found
+    return [label_of(window, int(spans[:, 0].min()), int(spans[:, 1].max())) for window in windows]
+
+
+def label_of(window: Window, begin: int, end: int) -> tuple[int, int] | None:
+    """Return the first and the last token of characters ``begin`` to ``end``; None unless all are in the window.
 
     They are those of transformers' example, except for an answer within one character of several tokens, whose span
     they share: there, the example's first token comes after its last one.
     """
     inside = np.flatnonzero(window.spans[:, 0] >= 0)
-    if not answers or not len(inside):
-        return none, none
-    text, start = answers[0]
     begins, ends = window.spans[inside].T
-    if begins[0] > start or ends[-1] < start + len(text):
-        return none, none
-    first = np.flatnonzero(begins <= start)[-1]
-    last = np.flatnonzero(ends >= start + len(text))[0]
+    if not len(inside) or begins[0] > begin or ends[-1] < end:
+        return None
+    first = np.flatnonzero(begins <= begin)[-1]
+    last = np.flatnonzero(ends >= end)[0]
     return int(inside[min(first, last)]), int(inside[max(first, last)])
 
 

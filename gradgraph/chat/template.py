@@ -18,17 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gradgraph.data.texts.tokenizer_files import CONFIG, special_tokens, table_in
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.contained_paths import bytes_inside, is_inside
-from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.jinja_worker import BEGIN as _BEGIN
 from gradgraph.files.untrusted.jinja_worker import END as _END
 from gradgraph.files.untrusted.jinja_worker import TemplateError, is_installed, of_this_process
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
 
-FILE, CONFIG, MAP = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+FILE, FURTHER = "chat_template.jinja", "additional_chat_templates"  # a folder
+DEFAULT, OF_TOOLS = "default", "tool_use"  # names of templates: for messages, and for those with tools
 LARGEST = 1 << 20  # bytes of a template
-TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GREEDY = ("time", "memory", "long", "end", "recursion")  # kinds of faults: the template exceeded a limit
 _PROBE = "a part of a text"
@@ -77,6 +77,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
         self._now = now
+        self._of_tools: ChatTemplate | None = None  # the folder's template for messages with tools, if it has another
         if not is_installed():
             install = "pip install jinja2"
             raise DataError(
@@ -102,29 +103,26 @@ class ChatTemplate:
             MissingTemplateError: the folder has no template.
             DataError: the template or a configuration file cannot be read.
         """
-        config = table_in(Path(folder), CONFIG)
-        tokens = special_tokens(Path(folder))
-        own = Path(folder) / FILE if file is None else Path(file)
-        if file is not None or is_inside(folder, FILE):
-            return cls(_text(own, file is None), tokens, f"the chat template '{shown(own)}'", now)
-        source = config.get("chat_template")
-        if isinstance(source, list):  # several, with names
-            named = {str(t.get("name")): t.get("template") for t in source if isinstance(t, Mapping)}
-            source = named.get("default")
-            if source is None:
-                raise DataError(
-                    f"'{shown(Path(folder) / CONFIG)}' has the chat templates {listed(named)}, but none is named "
-                    "'default'",
-                    remedy="write one of them to a file, and pass template=FILE",
-                    shell="write one of them to a file, and pass --template FILE",
-                )
-        if not isinstance(source, str):
+        folder, tokens = Path(folder), special_tokens(Path(folder))
+        if file is not None:
+            return cls(_text(Path(file), None), tokens, f"the chat template '{shown(file)}'", now)
+        named, where = _templates_in(folder)
+        if not named:
             raise MissingTemplateError(
                 f"the folder '{shown(folder)}' has no chat template: neither {FILE} nor 'chat_template' in {CONFIG}",
                 remedy="pass template=FILE, or template='none' to use prompt, completion and text verbatim",
                 shell="add --template FILE, or --template none to use prompt, completion and text verbatim",
             )
-        return cls(source, tokens, f"the chat template of '{shown(folder)}'", now)
+        if DEFAULT not in named:
+            raise DataError(
+                f"'{shown(folder / CONFIG)}' has the chat templates {listed(named)}, but none is named '{DEFAULT}'",
+                remedy="write one of them to a file, and pass template=FILE",
+                shell="write one of them to a file, and pass --template FILE",
+            )
+        made = cls(named[DEFAULT], tokens, where, now)
+        if OF_TOOLS in named:
+            made._of_tools = cls(named[OF_TOOLS], tokens, f"{where}, '{OF_TOOLS}',", now)
+        return made
 
     def render(
         self,
@@ -145,7 +143,8 @@ class ChatTemplate:
         Raises:
             DataError: the template rejects the messages, or fails.
         """
-        (text,) = self._rendered([(messages, add_generation_prompt)], tools, more)
+        used = self if tools is None or self._of_tools is None else self._of_tools
+        (text,) = used._rendered([(messages, add_generation_prompt)], tools, more)
         return _without_marks(text)[0]
 
     def with_answers(
@@ -169,6 +168,8 @@ class ChatTemplate:
         Raises:
             DataError: the template rejects the messages; or the text up to an answer is not a prefix of the whole.
         """
+        if tools is not None and self._of_tools is not None:
+            return self._of_tools.with_answers(messages, given=given, tools=tools, **more)
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [i for i in said if i >= given and messages[i].get("weight") != 0]
         parts = (
@@ -302,40 +303,25 @@ def _without_marks(marked: str) -> tuple[str, list[Span]]:
     return "".join(parts), answers
 
 
-# --- files of a folder -------------------------------------------------------------------------------------------
+def _templates_in(folder: Path) -> tuple[dict[str, str], str]:
+    """Return the chat templates of a folder by name, and where they are, for messages."""
+    if is_inside(folder, FILE):
+        files = {DEFAULT: FILE, OF_TOOLS: f"{FURTHER}/{OF_TOOLS}.jinja"}
+        found = {name: _text(folder / file, folder) for name, file in files.items() if is_inside(folder, file)}
+        return found, f"the chat template '{shown(folder / FILE)}'"
+    source = table_in(folder, CONFIG).get("chat_template")
+    if isinstance(source, list):
+        source = {str(one.get("name")): one.get("template") for one in source if isinstance(one, Mapping)}
+    named = source if isinstance(source, Mapping) else {DEFAULT: source}
+    found = {name: text for name, text in named.items() if isinstance(text, str)}
+    return found, f"the chat template of '{shown(folder)}'"
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens in a folder, such as ``{"eos_token": "</s>"}``; empty if there are none."""
-    found = dict[str, str]()
-    for source in (table_in(folder, CONFIG), table_in(folder, MAP)):
-        for name in TOKENS:
-            value = source.get(name)
-            value = value.get("content") if isinstance(value, Mapping) else value
-            if isinstance(value, str):
-                found.setdefault(name, value)
-    return found
-
-
-def table_in(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return the content of a JSON file of a folder; empty if the file does not exist.
-
-    Raises:
-        DataError: the file cannot be read, or is a link out of the folder.
-    """
+def _text(path: Path, folder: Path | None) -> str:
+    """Read a chat template; in a folder, reject a link that leads out of it."""
     try:
-        content = bytes_inside(folder, name)
-        value = None if content is None else json_of(content)
-    except UnreadableError as error:
-        raise DataError(f"'{shown(folder / name)}' cannot be read ({error}); download it again") from None
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(path: Path, inside: bool) -> str:
-    """Read a chat template; with ``inside``, reject a link that leads out of its folder."""
-    try:
-        content = bytes_inside(path.parent, path.name, LARGEST) if inside else None
-        return (regular_bytes(path, LARGEST) if content is None else content).decode("utf-8")
+        inside = None if folder is None else bytes_inside(folder, path.relative_to(folder).as_posix(), LARGEST)
+        return (regular_bytes(path, LARGEST) if inside is None else inside).decode("utf-8")
     except UnreadableError as error:
         raise DataError(f"the chat template '{shown(path)}' cannot be read ({error}); check the path") from None
     except UnicodeDecodeError:

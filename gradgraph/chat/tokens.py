@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.chat.chat_rows import VARIABLES, Rows
-from gradgraph.chat.template import REASONING, ChatTemplate, Rendered, special_tokens
+from gradgraph.chat.template import REASONING, ChatTemplate, Rendered
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.texts.tokenizer import NAME, Tokenizer
 from gradgraph.errors import DataError, listed, shown
@@ -82,7 +82,7 @@ class Encoder:
         self.folder, self.tokenizer = folder, Tokenizer(folder / NAME, inside=True)
         self._asked, self._now = template, now
         self._said = set[str]()  # keys that have been checked
-        end = special_tokens(folder).get("eos_token")
+        end = self.tokenizer.special_tokens.get("eos_token")
         self.end = None if end is None else self.tokenizer.number_of(end)
 
     def template_for(self, kind: str) -> ChatTemplate | None:
@@ -108,6 +108,9 @@ class Encoder:
                 "completion, or text"
             )
         template = self.template_for(rows.kind)
+        if rows.kind == "text" and self._asked not in (None, NO_TEMPLATE):
+            log.warning("the texts of %s are used verbatim, without the chat template '%s'", rows.where,
+                        shown(self._asked))  # fmt: skip
         texts = [self._text_of(rows, i, template) for i in range(len(rows))]
         self._warn_of_unused(rows, template)
         found = list(self.of(texts, plain=template is None))

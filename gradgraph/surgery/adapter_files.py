@@ -32,7 +32,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.expert_files import stored_experts, with_experts
 from gradgraph.surgery.grouped_factors import spread
-from gradgraph.surgery.linear_layers import Layer, linear_layers
+from gradgraph.surgery.linear_layers import linear_layers
 from gradgraph.surgery.operation import (
     Path,
     array_named,
@@ -47,6 +47,7 @@ from gradgraph.surgery.peft_names import (
     Renamed,
     as_theirs,
     for_modules,
+    packs_of,
     pieces_of,
     split,
 )
@@ -137,8 +138,10 @@ def save_adapter(
     if experts:
         more, own = stored_experts(work, experts, _names_of_experts(experts, of_family, called), PREFIX)
         arrays, config = arrays | more, with_experts(config, own)
-    if isinstance(config.get("target_modules"), list) and family is None:
-        config["target_modules"] = _targets(config["target_modules"], called, linear_layers(work, "*")[0])
+    if isinstance(config.get("target_modules"), list):
+        every = [layer.name for layer in linear_layers(work, "*")[0]]
+        known = [called.get(layer, theirs) for layer in every for theirs in _names_of(layer, of_family)]
+        config["target_modules"] = _targets(config["target_modules"], known)
     target = FilePath(os.fspath(folder))
     with explain_errors(folder):
         target.mkdir(parents=True, exist_ok=True)
@@ -157,12 +160,18 @@ def _names_of_experts(experts: Sequence[Adapter], family: Family | None, called:
     return found
 
 
-def _targets(modules: list[str], called: Mapping[str, str], layers: Sequence[Layer]) -> list[str] | str:
+def _names_of(layer: str, family: Family | None) -> list[str]:
+    """Return the names that a layer, its pieces or the layer that packs it may have in the folder."""
+    return [layer] if family is None else [as_theirs(n, family) for n in (layer, *pieces_of(layer), *packs_of(layer))]
+
+
+def _targets(modules: list[str], names: Sequence[str]) -> list[str] | str:
     """Return PEFT's ``target_modules``: names, or a regular expression if a name is also the end of another module's.
 
-    PEFT adapts all modules that end with a name; it matches an expression with whole names.
+    PEFT adapts all modules that end with a name; it matches an expression with whole names. ``names`` are those of all
+    layers.
     """
-    paths = [called.get(layer.name, layer.name).split(".") for layer in layers]
+    paths = [name.split(".") for name in names]
     every = {tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)}  # layers, and modules of layers
     ends = {".".join(path[begin:]) for path in every if ".".join(path) not in modules for begin in range(1, len(path))}
     return modules if ends.isdisjoint(modules) else "|".join(map(re.escape, modules))

@@ -59,6 +59,7 @@ from gradgraph.surgery.peft_settings import (
     check_settings,
     exact_pattern,
     fits,
+    left_out_by,
     own_number,
     settings_of,
 )
@@ -106,6 +107,7 @@ def load_adapter(
     kind = check_settings(settings, f"the adapter in '{shown(folder)}'")
     work = opened(model, out)
     owners = _modules(kind, arrays)
+    _check_targeted(settings, {module for key, module in owners.items() if _part(kind, key)}, folder)
     names = names or _unwrapped(work, owners.values())
     if names:
         settings, arrays = _renamed(owners, settings, arrays, names)
@@ -173,6 +175,18 @@ def _modules(kind: str, arrays: Iterable[str]) -> dict[str, str]:
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
     return {key: key.removeprefix(PREFIX).removesuffix(f".{part}") for key, part in places.items()}
+
+
+def _check_targeted(settings: Settings, modules: Iterable[str], folder: Path) -> None:
+    """Raise DataError if PEFT would ignore the tensors of a module because of the settings."""
+    if settings.parameters:  # names of modules with adapters of parameters are not those of the model
+        return
+    for module in sorted(modules):
+        if (field := left_out_by(settings.all, module)) is not None:
+            raise DataError(
+                f"the adapter in '{shown(folder)}' has tensors of '{shown(module)}', which PEFT ignores because of "
+                f"{field} in {CONFIG}; correct the field, or remove the tensors"
+            )
 
 
 def _renamed(

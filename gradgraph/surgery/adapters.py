@@ -95,6 +95,7 @@ def lora(
     """
     work = opened(model, out)
     before = adapters_of(work)
+    _check_used(kind, alpha, dropout)
     layers = adaptable(work, target, kind, name, before)
     inward = _inward(layers, feedforward, kind)
     counts = 2.0 * rank if alpha is None else float(alpha)
@@ -114,6 +115,16 @@ def lora(
 lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
     f"\n    - ``\"{name}\"``: {kind.about}." for name, kind in KINDS.items()
 )  # fmt: skip
+
+
+def _check_used(kind: str, alpha: float | None, dropout: float) -> None:
+    """Raise BuildError for an alpha or dropout that adapters of this kind do not have."""
+    made = KINDS.named(kind)
+    for name, given, has in (("alpha", alpha is not None, made.has_alpha), ("dropout", dropout > 0, made.drops)):
+        if given and not has:
+            raise BuildError(
+                f"adapters of kind {shown(kind)} have no {name}", remedy=f"remove {name}", shell=f"remove --{name}"
+            )
 
 
 def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) -> set[str]:

@@ -167,11 +167,53 @@ def fits(module: str, patterns: Iterable[str]) -> bool:
     return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
 
 
+def left_out_by(table: Fields, module: str) -> str | None:
+    """Return the field because of which PEFT would not adapt a module; None if it would, or if that is unknown.
+
+    It is unknown for ``"all-linear"``, which depends on the model, and for expressions that could take long to match.
+    """
+    target = table.value("target_modules")
+    if _is_among(module, table.value("exclude_modules")):
+        return "exclude_modules"
+    if any(f".{saved}." in f".{module}." for saved in _texts(table.value("modules_to_save"))):
+        return "modules_to_save"
+    if target in (None, "all-linear") or _is_among(module, target) is not False:
+        is_in_layers = isinstance(target, str) or module in _texts(target) or _is_in_layers(table, module)
+        return None if is_in_layers else "layers_to_transform"
+    return "target_modules"
+
+
+def _is_among(module: str, names: Any) -> bool | None:
+    """Whether names, which may be the ends of longer ones, or an expression include a module; None if unknown."""
+    if not isinstance(names, str):
+        return any(module == name or module.endswith(f".{name}") for name in _texts(names))
+    if not names or _is_slow(names):
+        return None if names else False
+    try:
+        return re.fullmatch(names, module) is not None
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _is_in_layers(table: Fields, module: str) -> bool:
+    """Whether the number of a module's layer is in ``layers_to_transform``."""
+    wanted, patterns = table.value("layers_to_transform"), table.value("layers_pattern")
+    if wanted is None or wanted == []:
+        return True
+    named = [patterns] if isinstance(patterns, str) and patterns else _texts(patterns)
+    where = [rf"(?:^|.*?\.){re.escape(each)}" for each in named] or [r".*?\.[^.]*"]
+    found = next(filter(None, (re.match(rf"{each}\.([0-9]{{1,9}})\.", module) for each in where)), None)
+    return found is not None and int(found[1]) in (wanted if isinstance(wanted, list) else [wanted])
+
+
 @functools.lru_cache(1024)
 def _expression(pattern: str) -> re.Pattern[str]:
     """Return an untrusted regular expression, compiled; raise DataError if matching could take very long."""
-    repeats = _REPEATS.findall(pattern.replace("(?:", "("))
-    if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
+    if len(pattern) > _LONGEST_PATTERN or _is_slow(pattern):
         why = "could take very long to match"
     else:
         try:
@@ -179,3 +221,9 @@ def _expression(pattern: str) -> re.Pattern[str]:
         except (re.error, RecursionError, OverflowError) as error:
             why = f"is not a regular expression ({reason_of(error)})"
     raise DataError(f"the pattern '{shown(pattern)}' in {CONFIG} {why}; write out the names of the layers instead")
+
+
+def _is_slow(pattern: str) -> bool:
+    """Whether an expression has so many repetitions, or nested ones, that matching could take very long."""
+    repeats = _REPEATS.findall(pattern.replace("(?:", "("))
+    return len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats)

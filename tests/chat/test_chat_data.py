@@ -10,6 +10,7 @@ import pytest
 
 from gradgraph.chat import read
 from gradgraph.errors import DataError
+from tests.chat import small_folder
 
 pd = pytest.importorskip("pandas", reason="the extra [llm] is not installed")
 
@@ -94,6 +95,25 @@ def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> No
     assert read([row], kinds=("messages",)).kind == "messages"
     with pytest.raises(DataError, match="use text in it and in 'prompt'"):
         read([{**row, "prompt": "Ho"}])
+
+
+def test_columns_are_renamed_at_once() -> None:
+    """Also if their names are exchanged, or one column is used twice."""
+    row = {"prompt": "the answer", "completion": "the question"}
+    (found,) = read([row], {"prompt": "completion", "completion": "prompt"})
+    assert (found["prompt"], found["completion"]) == ("the question", "the answer")
+    (found,) = read([{"text": "both"}], {"prompt": "text", "completion": "text"})
+    assert found == {"prompt": "both", "completion": "both"}
+
+
+def test_a_template_is_not_used_for_plain_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
+    from gradgraph.chat.tokens import Encoder
+
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    encoder = Encoder(small_folder.write(tmp_path / "llm"), tmp_path / "own.jinja")
+    encoder(read([{"text": "abc"}]))
+    assert "the texts of the data are used verbatim, without the chat template" in caplog.text
 
 
 def test_a_column_of_later_rows_is_named_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -320,6 +320,11 @@ REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [
     ({"patience": 3, "held_out": 0}, ArgumentError, "no rows are held out, but patience requires some"),
     ({"eval_every": 3, "held_out": 0}, ArgumentError, "but evaluation during training requires some"),
     ({"sample_every": 3}, ArgumentError, "and none is given; omit sample_every, or add sample="),
+    ({"sample_tokens": 3}, ArgumentError, "and none is given; omit sample_tokens, or add sample="),
+    ({"kind": "ia3", "rank": 3}, ArgumentError, "adapters of kind ia3 have no rank; omit rank"),
+    ({"kind": "prefix", "alpha": 3}, BuildError, "adapters of kind prefix have no alpha; remove alpha"),
+    ({"kind": "bitfit", "dropout": 0.3}, BuildError, "adapters of kind bitfit have no dropout; remove dropout"),
+    ({"columns": {"mesages": "messages"}}, ArgumentError, "no column 'mesages'; did you mean 'messages'?"),
     ({"resume": True}, OutputError, "has no run to resume"),
 ]
 
@@ -342,14 +347,15 @@ def test_a_recipe_can_be_kept(base: Path) -> None:
 
 
 ASKED = ["Say ab0.", "Say b."]
-WATCHED: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False, "sample_tokens": 6}
+WATCHED: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False}
+BRIEF: dict[str, Any] = {"sample_tokens": 6}
 
 
 @pytest.fixture(scope="module")
 def sampled(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run with samples."""
     out = tmp_path_factory.mktemp("sampled") / "tuned"
-    return gg.finetune(base, small_folder.chats(40), out, **WATCHED, sample=ASKED, sample_every=4)
+    return gg.finetune(base, small_folder.chats(40), out, **WATCHED, **BRIEF, sample=ASKED, sample_every=4)
 
 
 def test_samples_change_no_bit(base: Path, sampled: Any, tmp_path: Path) -> None:
@@ -369,7 +375,7 @@ def test_samples_change_no_bit(base: Path, sampled: Any, tmp_path: Path) -> None
 
 def test_packed_rows_have_samples_too(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gradgraph.chat")
-    options: dict[str, Any] = {**WATCHED, "epochs": 1, "sample": ASKED[0], "sample_every": 1, "held_out": 0.0}
+    options: dict[str, Any] = {**WATCHED, **BRIEF, "epochs": 1, "sample": ASKED[0], "sample_every": 1, "held_out": 0.0}
     found = gg.finetune(base, small_folder.chats(8), tmp_path / "a", pack=True, max_steps=1, **options)
     assert found.samples == {ASKED[0]: gg.chat.generate(tmp_path / "a", ASKED[0], max_tokens=6)}
     assert caplog.text.count(f"step 1, {ASKED[0]}\n  {found.samples[ASKED[0]]}") == 1

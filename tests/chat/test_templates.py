@@ -115,9 +115,20 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     assert ChatTemplate.of(tmp_path).render([]) == "</s>1"
     config["chat_template"] = [{"name": "tool_use", "template": "2"}, {"name": "default", "template": "3"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert ChatTemplate.of(tmp_path).render([]) == "3"
+    made = ChatTemplate.of(tmp_path)
+    assert made.render([]) == "3" and made.render([], tools=[]) == made.with_answers([], tools=[]).text == "2"
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}4")
-    assert ChatTemplate.of(tmp_path).render([]) == "</s>4"
+    made = ChatTemplate.of(tmp_path)
+    assert made.render([]) == made.render([], tools=[]) == "</s>4"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("6{{ eos_token }}")
+    made = ChatTemplate.of(tmp_path)
+    assert (made.render([]), made.render([], tools=[])) == ("</s>4", "6</s>")
+    (tmp_path / "additional_chat_templates").rename(tmp_path.parent / "elsewhere")
+    (tmp_path / "additional_chat_templates").symlink_to(tmp_path.parent / "elsewhere")
+    with pytest.raises(DataError, match="symlink out of the folder"):
+        ChatTemplate.of(tmp_path)
+    (tmp_path / "additional_chat_templates").unlink()
     (tmp_path / "own.jinja").write_text("5{{ eos_token }}")
     assert ChatTemplate.of(tmp_path, tmp_path / "own.jinja").render([]) == "5</s>"
 

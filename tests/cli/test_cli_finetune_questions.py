@@ -97,14 +97,18 @@ def test_losses_and_answers_are_those_of_torch(bert: Path) -> None:
                                                          "config.json", "predictions.json", "training"}  # fmt: skip
 
 
-def test_a_tokenizer_that_pads_on_the_left(bert: Path) -> None:
+@pytest.mark.parametrize("where", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_pads_on_the_left(where: str, bert: Path) -> None:
     """Windows then begin with the context; losses do not depend on the side here, as scores of padding are equal."""
     from gradgraph.chat.question_windows import QuestionWindows, read_questions, windows_of
     from gradgraph.data.texts.tokenizer import Tokenizer
 
-    runner = tokenizer()
-    runner.enable_padding(direction="left", pad_id=0, pad_token="<pad>")
-    runner.save(str(bert / "tokenizer.json"))
+    if where == "tokenizer.json":
+        runner = tokenizer()
+        runner.enable_padding(direction="left", pad_id=0, pad_token="<pad>")
+        runner.save(str(bert / "tokenizer.json"))
+    else:
+        (bert / "tokenizer_config.json").write_text(json.dumps({"padding_side": "left"}))
     read, made = read_questions(rows(12, letters="abcdefgh .")), Tokenizer(bert / "tokenizer.json")
     windows = QuestionWindows(windows_of(read, made, LENGTH, STRIDE), read.rows, made, [CLS], LENGTH)
     step = gg.Trainer(gg.build(bert / "model.onnx", dict.fromkeys(("start_logits", "end_logits"), "cross_entropy")))
@@ -165,6 +169,50 @@ def test_an_answer_of_one_character_has_all_its_tokens(folder: Path) -> None:
         assert tuple(found) == tokens
 
 
+AT_THE_ENDS = [("  Foxes  ", "  Foxes  ", "foxes"), ("foxes run ", "run ", "run"), (" the fox", " the", "the"),
+               ("a \u0301", "\u0301", "")]  # fmt: skip
+
+
+@pytest.mark.parametrize("context, answer, wanted", AT_THE_ENDS)
+def test_characters_without_tokens_at_the_ends_of_an_answer(
+    context: str, answer: str, wanted: str, folder: Path
+) -> None:
+    """Spaces at the ends of a context, and accents, which BERT's normalizer strips."""
+    from tokenizers import Tokenizer as Runner
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    from gradgraph.chat.question_windows import QuestionWindows, read_questions, windows_of
+    from gradgraph.data.texts.tokenizer import Tokenizer
+
+    words = ["[UNK]", "foxes", "run", "the", "fox", "a", "who"]
+    runner = Runner(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    runner.normalizer, runner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    runner.save("tokenizer.json")
+    made = Tokenizer("tokenizer.json")
+    answers = {"text": [answer], "answer_start": [context.index(answer)]}
+    read = read_questions([row(question="who", context=context, answers=answers)])
+    found = QuestionWindows(windows_of(read, made, 16, 0), read.rows, made, [], 16)
+    first, last = found.answers[0]
+    assert found.lost == (wanted == "")
+    assert wanted == "" or [words[n] for n in found.windows[0].ids[first : last + 1]] == [wanted]
+
+
+IDS: dict[str, tuple[list[Any], list[str]]] = {
+    "texts": (["a", " b"], ["a", " b"]), "whole numbers": ([7, 0], ["7", "0"]), "floats": ([7.0, 2.0], ["7", "2"]),
+    "none": ([None, None], ["0", "1"]), "empty cells": (["", " "], ["0", "1"]), "nan": ([math.nan] * 2, ["0", "1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IDS)
+def test_ids(case: str) -> None:
+    """As a data frame has them: with floats for whole numbers, and NaN for missing ones."""
+    pandas = pytest.importorskip("pandas", reason="the extra [tables] is not installed")
+    from gradgraph.chat.question_windows import read_questions
+
+    given, wanted = IDS[case]
+    assert [q.name for q in read_questions(pandas.DataFrame([row(id=each) for each in given])).rows] == wanted
+
+
 def row(**changes: Any) -> dict[str, Any]:
     return {"question": "who?", "context": "a fox", "answers": {"text": ["fox"], "answer_start": [2]}, **changes}
 
@@ -176,6 +224,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GradgraphError], str]] = {
     "a byte offset": ({"data": [row(), row(answers={"text": ["fox"], "answer_start": [3]})]}, DataError,
                       "row at index 1 of the data.*'fox' is not in the context at character 3; correct answer_start"),
     "an id twice": ({"data": [row(id="a"), row(id="a")]}, DataError, "index 1 of the data has the id 'a' of the row"),
+    "an id that is missing": ({"data": [row(id=1), row(id=None)]}, DataError,
+                              "row at index 1 of the data: 'id' is missing, but other rows have it; add it, or"),
+    "an id of another type": ({"data": [row(id=0.5)]}, DataError, "'id' is 0.5, but should be text or a whole number"),
     "lists of other lengths": ({"data": [row(answers={"text": ["fox"], "answer_start": []})]}, DataError,
                                "'answers' is .*, but should be"),
     "a question of spaces": ({"data": [row(question="  ")]}, DataError, "'question' is .*, but should be text"),

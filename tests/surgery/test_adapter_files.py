@@ -26,7 +26,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 @pytest.mark.parametrize("name", ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "int8 by channel"])
 def test_an_adapter_goes_to_a_folder_and_comes_back(name: str, kind: str, tmp_path: Path) -> None:
     base, x = LAYERS[name], feed(LAYERS[name])
-    model = gg.lora(base, "w", rank=3, alpha=5, dropout=0.1, kind=kind)
+    options: dict[str, Any] = {} if kind == "ia3" else {"rank": 3, "alpha": 5, "dropout": 0.1}
+    model = gg.lora(base, "w", kind=kind, **options)
     numbers = trained(model)
     surgery.save_adapter(model, tmp_path / "adapter", numbers)
     again = surgery.load_adapter(base, tmp_path / "adapter")
@@ -199,6 +200,21 @@ def folder_with(tmp_path: Path, tensors: dict[str, np.ndarray], **settings: Any)
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_modules", ["b"]),
+        ("target_modules", r"model\..*"),
+        ("exclude_modules", ["a"]),
+        ("modules_to_save", ["a"]),
+    ],
+)
+def test_tensors_that_peft_would_ignore_are_refused(field: str, value: Any, tmp_path: Path) -> None:
+    settings = {"target_modules": ["a"], field: value}
+    with pytest.raises(DataError, match=f"has tensors of 'a', which PEFT ignores because of {field} in adapter_config"):
+        surgery.load_adapter(squares()[0], folder_with(tmp_path, {}, **settings))
+
+
 def squares() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Two square layers and one that is not, all read by MatMul."""
     rng = np.random.default_rng(0)
@@ -274,9 +290,10 @@ def test_ranks_and_alphas_apply_to_their_own_layer_only(what: str, odd: str, tmp
                for letter, array in zip("AB", pair, strict=True)}  # fmt: skip
     wanted = {f"{name}.weight": numbers[f"{name}.weight"] + alphas[name] / ranks[name] * b @ a
               for name, (a, b) in pairs.items()}  # fmt: skip
-    patterns = {f"{what}_pattern": {f"^{odd}": 3 if what == "rank" else 20.0}}
+    patterns = {f"{what}_pattern": {f"^{odd}": 3 if what == "rank" else 20.0}, "target_modules": [*ENDINGS]}
     loaded = surgery.load_adapter(
-        model, written(tmp_path / "peft", tensors, {"r": 2, "lora_alpha": 5.0, **patterns, "target_modules": []})
+        model,
+        written(tmp_path / "peft", tensors, {"r": 2, "lora_alpha": 5.0, **patterns, "target_modules": [*ENDINGS]}),
     )
     surgery.save_adapter(loaded, tmp_path / "ours")
     again = surgery.load_adapter(model, tmp_path / "ours")

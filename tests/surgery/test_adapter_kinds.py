@@ -392,7 +392,8 @@ def switched(base: onnx.ModelProto, kind: str, target: str, feeds: dict[str, np.
         session = ort.InferenceSession(folder / "base.onnx", options, providers=["CPUExecutionProvider"])
         found = {}
         for called, rank, alpha in (("fr", 2, 5), ("de", 3, 1)):
-            model = gg.lora(base, target, rank=rank, alpha=alpha, name=called, kind=kind)
+            scaling = {"alpha": alpha} if KINDS[kind].has_alpha else {}
+            model = gg.lora(base, target, rank=rank, name=called, kind=kind, **scaling)
             numbers = of_adapters(model)
             surgery.save_adapter(model, folder / f"{called}.onnx_adapter", numbers)
             adapter, chosen = ort.LoraAdapter(), ort.RunOptions()

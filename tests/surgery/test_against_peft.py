@@ -230,6 +230,47 @@ def test_a_field_is_read_or_refused_by_name(name: str, value: Any, tmp_path: Pat
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+ENDS = ("q_proj", "v_proj", "fc", "head", "self_attn.q_proj", "layers.1.fc", "embed", "model.head", r"q\_proj")
+NAMES = [*(f"{root}{layers}.{i}.{end}" for root in ("", "model.", "model.text.") for layers in ("layers", "h")
+           for i in (0, 1, 10) for end in ("self_attn.q_proj", "self_attn.v_proj", "fc", "experts.1.fc")),
+         "head", "model.head", "model.embed", "overhead", "fc", "model.head.fc"]  # fmt: skip
+EXPRESSIONS = (r".*\.(q|v)_proj", "fc", r"model\.layers\.[01]\..*", r".*q_proj|.*\.head", "model.head")
+
+
+def drawn_settings(rng: np.random.Generator) -> dict[str, Any]:
+    def some() -> list[str]:
+        return [str(name) for name in rng.choice(ENDS, int(rng.integers(1, 4)), replace=False)]
+
+    settings: dict[str, Any] = {"target_modules": some() if rng.random() < 0.7 else str(rng.choice(EXPRESSIONS))}
+    if rng.random() < 0.3:
+        settings["exclude_modules"] = some() if rng.random() < 0.7 else str(rng.choice(EXPRESSIONS))
+    if rng.random() < 0.3:
+        settings["modules_to_save"] = [str(name) for name in rng.choice(["head", "embed", "model.head", "fc"], 1)]
+    if isinstance(settings["target_modules"], list) and rng.random() < 0.5:
+        settings["layers_to_transform"] = [1, [0, 10], [], [7], 0][int(rng.integers(5))]
+        if settings["layers_to_transform"] != [] and rng.random() < 0.5:
+            settings["layers_pattern"] = ["h", ["layers", "h"], ["text"], []][int(rng.integers(4))]
+    return settings
+
+
+def test_tensors_that_peft_would_ignore_are_those_of_modules_left_out() -> None:
+    """By PEFT's own function, for random settings."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    from gradgraph.files.untrusted.documents import Fields
+    from gradgraph.surgery.peft_settings import left_out_by
+
+    rng, seen = np.random.default_rng(0), set[str | None]()
+    for _ in range(300):
+        settings = drawn_settings(rng)
+        config = peft.LoraConfig(**settings)
+        for name in NAMES:
+            field = left_out_by(Fields(settings, "it"), name)
+            assert (field is None) == bool(check_target_module_exists(config, name)), (settings, name, field)
+            seen.add(field)
+    assert seen == {None, "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"}
+
+
 RATIO, DECAY = 16, 0.1
 
 

@@ -281,6 +281,14 @@ OTHERS = {"model.layers.*.attn.q_proj": "h.*.asks", "model.layers.0.mlp.up_proj"
 
 
 @pytest.mark.parametrize("family", [None, "llama"])
+def test_a_name_that_ends_another_one_targets_its_layer_only(family: str | None, tmp_path: Path) -> None:
+    """PEFT adapts all modules whose names end with one of a list."""
+    adapted = gg.lora(network(), "*o_proj", rank=2)
+    surgery.save_adapter(adapted, tmp_path, family=family, names={"model.layers.0.attn.o_proj": "q_proj"})
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == "q_proj"
+
+
+@pytest.mark.parametrize("family", [None, "llama"])
 def test_names_that_nobody_can_derive_are_given(family: str | None, tmp_path: Path) -> None:
     """Both ways, with ranks, alphas and a whole weight under names of the folder."""
     adapted = gg.lora(network(), "*", rank=2)

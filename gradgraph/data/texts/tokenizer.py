@@ -16,6 +16,7 @@ import numpy as np
 
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.texts.tokenizer_files import TokenizerSettings, settings_in
 from gradgraph.errors import DataError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.untrusted.contained_paths import path_inside
@@ -74,15 +75,20 @@ class Window:
 
 
 class Tokenizer:
-    """A tokenizer loaded from an untrusted file.
+    """A tokenizer loaded from an untrusted file, with the settings of the files next to it.
+
+    As in transformers, the padding token and the sides of padding and truncation in ``tokenizer_config.json`` take
+    precedence over those in ``tokenizer.json``.
 
     Args:
         path: path of a ``tokenizer.json``.
         inside: whether to reject a file that is a link to a file outside its folder.
+        alone: whether to ignore the files next to it.
 
     Attributes:
-        content: the bytes of the file.
+        content: the content of a ``tokenizer.json``: the bytes of the file, changed only if settings differ.
         digest: SHA-256 of ``content``.
+        special_tokens: special tokens that the files next to it name, such as ``{"cls_token": "[CLS]"}``.
         pad: id of the padding token.
         pads_left: whether texts are padded on the left.
         cuts_left: whether long texts are truncated on the left.
@@ -92,9 +98,9 @@ class Tokenizer:
         DataError: the file cannot be read or is not a tokenizer; or the package ``tokenizers`` is not installed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], inside: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], inside: bool = False, alone: bool = False) -> None:
+        file = Path(path)
         try:
-            file = Path(path)
             self.content = regular_bytes(path_inside(file.parent, file.name) if inside else file, LARGEST)
         except UnreadableError as error:
             raise DataError(f"the tokenizer '{shown(path)}' cannot be read ({error}); check the path") from None
@@ -118,15 +124,37 @@ class Tokenizer:
             raise DataError(
                 f"'{shown(path)}' may make texts more than {LONGER:,} times longer; use the model's tokenizer.json"
             )
-        self.digest = hashlib.sha256(self.content).hexdigest()
-        padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
-        found = (self._runner.token_to_id(name) for name in PADS)
-        known = next((number for number in found if number is not None), 0)
-        self.pad, self.pads_left = int(padding.get("pad_id", known)), padding.get("direction") == "left"
+        truncation = self._runner.truncation or {}
         self.longest: int | None = truncation.get("max_length")
-        self.cuts_left = truncation.get("direction") == "left"
         self._strategy = truncation.get("strategy", "longest_first")  # how pairs are truncated
+        has_settings = file.name == NAME and not alone
+        beside = settings_in(file.parent, None if inside else file) if has_settings else TokenizerSettings()
+        own, self.special_tokens = self._decided(TokenizerSettings()), beside.tokens
+        self.pad, self.pads_left, self.cuts_left = decided = self._decided(beside)
+        if decided != own:
+            self.content = _with_settings(self.content, *decided)
+        self.digest = hashlib.sha256(self.content).hexdigest()
         self._runner.no_padding()
+
+    def _decided(self, beside: TokenizerSettings) -> tuple[int, bool, bool]:
+        """Return the id of the padding token, and whether texts are padded and truncated on the left."""
+        padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
+        named = beside.tokens.get("pad_token")
+        found = (None if named is None else self.number_of(named), padding.get("pad_id"), *map(self.number_of, PADS))
+        pad = next((int(number) for number in found if number is not None), 0)
+        pads_left, cuts_left = beside.pads_left, beside.cuts_left
+        if pads_left is None:
+            by_class = beside.pads_left_by_class and not self._is_byte_level
+            pads_left = padding.get("direction") == "left" if padding else by_class
+        if cuts_left is None:
+            cuts_left = truncation.get("direction") == "left"
+        return pad, pads_left, cuts_left
+
+    @property
+    def _is_byte_level(self) -> bool:
+        """Whether tokens are bytes; transformers then replaces Llama's class, which would pad on the left."""
+        parts = (self._runner.pre_tokenizer, self._runner.decoder)
+        return any(b"ByteLevel" in part.__getstate__() for part in parts if part is not None)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a copy of the file, atomically; raises OutputError."""
@@ -307,6 +335,18 @@ def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list
     return ids[kept], spans[kept]
 
 
+def _with_settings(content: bytes, pad: int, pads_left: bool, cuts_left: bool) -> bytes:
+    """Return the content of a ``tokenizer.json`` with other settings of padding and truncation."""
+    whole = json_of(content, largest=LARGEST)
+    usual = {"strategy": "BatchLongest", "pad_to_multiple_of": None, "pad_type_id": 0, "pad_token": ""}
+    sides = ["Left" if left else "Right" for left in (pads_left, cuts_left)]
+    whole["padding"] = {**usual, **(whole.get("padding") or {}), "pad_id": pad, "direction": sides[0]}
+    if whole.get("truncation") or cuts_left:
+        usual = {"max_length": LONGEST, "strategy": "LongestFirst", "stride": 0}
+        whole["truncation"] = {**usual, **(whole.get("truncation") or {}), "direction": sides[1]}
+    return json.dumps(whole, ensure_ascii=False).encode()
+
+
 def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:
     """Yield, for each token, the index of the word that it starts, or −1 (continuations and special tokens)."""
     before = None
@@ -341,9 +381,10 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
         return None
     found = [p for p in (path / NAME, place_beside(path), path.absolute().parent / NAME) if p.is_file()]
     for file in found:
-        with_digest = Tokenizer(file, inside=True)
-        if with_digest.digest == digest:
-            return with_digest
+        for alone in (False, True):  # an earlier version may have trained without the files next to it
+            with_digest = Tokenizer(file, inside=True, alone=alone)
+            if with_digest.digest == digest:
+                return with_digest
     raise DataError(
         f"the model '{shown(path)}' was trained on texts, but "
         + (

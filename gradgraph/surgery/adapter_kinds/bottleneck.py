@@ -45,5 +45,5 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 KINDS.add(
     "bottleneck",
     Kind("two small layers with a ReLU between them, after a layer", put,
-         ("down.weight", "down.bias", "up.weight", "up.bias"), zeros, ((1, 0, 0, None), (0, 0, 1, None))),
+         ("down.weight", "down.bias", "up.weight", "up.bias"), zeros, ((1, 0, 0, None), (0, 0, 1, None)), drops=True),
 )  # fmt: skip

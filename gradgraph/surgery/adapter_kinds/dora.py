@@ -126,5 +126,6 @@ def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
 KINDS.add(
     "dora",
     Kind("a low-rank update of a weight's direction, and a trained magnitude", put,
-         (*low_rank.FACTORS, "lora_magnitude_vector"), rest, ((1, 0, None), (0, 1, None)), factor, merge, peft="LORA"),
+         (*low_rank.FACTORS, "lora_magnitude_vector"), rest, ((1, 0, None), (0, 1, None)), factor, merge,
+         drops=True, peft="LORA"),
 )  # fmt: skip

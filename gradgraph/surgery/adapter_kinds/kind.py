@@ -57,6 +57,7 @@ class Kind:
         default: a function of a decoder that returns the names or globs of the parts that get adapters by default.
         finish: a function of model, layers and adapters that is called once after all adapters have been added, and
             returns the adapters.
+        drops: whether the adapter's input, or what it computes, can have dropout in training.
         adds: whether the adapter is added to a layer's output, so that several, each with a scale, can share a layer.
         of_embeddings: the names of an embedding's tensors in a file; empty if they are the same as ``parts``.
         peft: the kind's ``peft_type`` in PEFT's files; None if PEFT does not support the kind.
@@ -77,14 +78,25 @@ class Kind:
     what: str = "linear layers"
     default: Callable[[ir.Model], list[str]] = below_head
     finish: Callable[..., list[Adapter]] | None = None
+    drops: bool = False
     adds: bool = False
     of_embeddings: tuple[str, ...] = ()
     peft: str | None = None
     spread: Callable[[int], float] = float
 
+    @property
+    def has_rank(self) -> bool:
+        """Whether an adapter has a rank, or a width or length in its place."""
+        return self.axes != NO_RANK
 
-KINDS: Table[Kind] = Table("kind of adapter")
+    @property
+    def has_alpha(self) -> bool:
+        """Whether an adapter is scaled by alpha / rank."""
+        return self.factor is not None
+
+
 NO_RANK = ((None,), (None,))
+KINDS: Table[Kind] = Table("kind of adapter")
 
 
 def zeros(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:

@@ -40,8 +40,6 @@ def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Experts], l
 
 def put(work: ir.Model, layer: Experts, wanted: Adapter, rng: np.random.Generator) -> Adapter:
     """Add ``s·B·A`` to the weights that the readers of a tensor read; return the adapter with its tensors' names."""
-    if wanted.dropout:
-        raise BuildError(f"adapters of kind {NAME} have no dropout, as they change weights; remove dropout")
     if layer.kind == "QMoE":
         layer = _as_floats(work, layer)
     old, (inputs, outputs) = layer.value, layer.sizes

@@ -143,7 +143,7 @@ def delta(adapter: Adapter, factors: list[Array]) -> Array:
 FACTORS = ("lora_A.weight", "lora_B.weight")
 LORA = KINDS.add(
     "lora",
-    Kind("two low-rank factors added to a weight", put, FACTORS, zeros, ((1, 0), (0, 1)), factor, merge, adds=True,
-         of_embeddings=("lora_embedding_A", "lora_embedding_B"), peft="LORA"),
+    Kind("two low-rank factors added to a weight", put, FACTORS, zeros, ((1, 0), (0, 1)), factor, merge, drops=True,
+         adds=True, of_embeddings=("lora_embedding_A", "lora_embedding_B"), peft="LORA"),
 )  # fmt: skip
 KINDS.add("rslora", replace(LORA, about="the same as lora, scaled by alpha/√rank", spread=math.sqrt))

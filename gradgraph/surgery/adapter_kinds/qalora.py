@@ -95,5 +95,5 @@ def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
 KINDS.add(
     "qalora",
     Kind("low rank over blocks of a MatMulNBits of 2 or 4 bits, merged without loss", put, low_rank.FACTORS,
-         zeros, ((1, 0), (0, 1)), low_rank.factor, merge, adds=True, offsets=offsets),
+         zeros, ((1, 0), (0, 1)), low_rank.factor, merge, drops=True, adds=True, offsets=offsets),
 )  # fmt: skip
