@@ -139,13 +139,22 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
 
 
 def _from_text(value: Any, name: str) -> Any:
-    """Parse messages, tools or variables that a table stores as JSON text; return other values unchanged."""
-    if not isinstance(value, str) or not (name in ("messages", *_OF_TEMPLATES) or value.startswith("[{")):
+    """Parse messages, tools or variables that a table stores as JSON text; return other values unchanged.
+
+    A prompt or an answer is parsed only if it contains messages, since it may be JSON for the model to write.
+    """
+    may_be_text = name not in ("messages", *_OF_TEMPLATES)
+    if not isinstance(value, str) or (may_be_text and not value.startswith("[{")):
         return value
     try:
-        return json_of(value)
+        found = json_of(value)
     except UnreadableError:
         return value
+    return value if may_be_text and not all(map(_is_message, found)) else found
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and ({"from", "value"} <= value.keys() or value.get("role") in ROLES)
 
 
 def _messages(value: Any) -> Any:

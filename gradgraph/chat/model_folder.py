@@ -13,10 +13,11 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import surgery
+from gradgraph.chat.run_place import create
 from gradgraph.chat.template import FURTHER
 from gradgraph.data.texts.tokenizer_files import table_in
 from gradgraph.errors import ModelError, listed, shown
-from gradgraph.files.atomic import explain_errors, write_atomically
+from gradgraph.files.atomic import write_atomically
 from gradgraph.files.digest import Digest
 from gradgraph.files.external import stored_values
 from gradgraph.files.mapped import pieces_of
@@ -171,8 +172,7 @@ class ModelFolder:
         """
         found = self.beside()
         for name, file in found.items():
-            with explain_errors(folder):
-                (folder / name).parent.mkdir(exist_ok=True)
+            create((folder / name).parent)
             with open_regular(file) as content:
                 write_atomically(folder / name, content.read())
         return [*found]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from gradgraph import losses
-from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.question_answers import agreement, answers_of
 from gradgraph.chat.question_windows import COLUMNS, ENDS, STARTS, QuestionWindows, read_questions, windows_of
 from gradgraph.chat.run_place import Finetuned, create

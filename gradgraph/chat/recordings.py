@@ -14,13 +14,13 @@ import numpy as np
 
 from gradgraph.arguments import PATH, described
 from gradgraph.chat.task_request import Request
-from gradgraph.chat.template import table_in
 from gradgraph.chat.text_pairs import Pairs, check_tokens, start_of
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.prefetch import prefetched_samples
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.data.sounds import MOST_SAMPLES, length_at, opened_sound, read_sound
 from gradgraph.data.texts.records import Records, records_in
+from gradgraph.data.texts.tokenizer_files import table_in
 from gradgraph.errors import ArgumentError, DataError, listed, shown, suggestion
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.digest import digest_of

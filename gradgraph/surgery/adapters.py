@@ -217,6 +217,8 @@ def _unmatched(
             remedy="select one of its branches first: gg.surgery.fix_inputs(model, {input: value})",
             shell="select one of its branches first: --fix INPUT=VALUE",
         )
+    if not known and not others:
+        return UnknownNameError(f"the model has no {what}; choose another kind of adapters")
     because = f": {others[0]}" if others else ""
     return UnknownNameError(
         f"no {what} matches {listed(patterns)}{because}; choose from {listed([layer.name for layer in known][:12])}"

@@ -106,6 +106,13 @@ def test_columns_are_renamed_at_once() -> None:
     assert found == {"prompt": "both", "completion": "both"}
 
 
+@pytest.mark.parametrize("answer", ['[{"name": "add", "arguments": {"a": 1}}]', '[{"role": 1}]', "[{", '[{"a": 1}, 2]'])
+def test_an_answer_in_json_stays_text(answer: str) -> None:
+    (found,) = read([{"prompt": json.dumps(CHAT[:1]), "completion": json.dumps(CHAT[1:])}])
+    assert (found["prompt"], found["completion"]) == (CHAT[:1], CHAT[1:])
+    assert read([{"prompt": "Hi", "completion": answer}])[0]["completion"] == answer
+
+
 def test_a_template_is_not_used_for_plain_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
     from gradgraph.chat.tokens import Encoder

@@ -1,4 +1,4 @@
-"""What the files next to a ``tokenizer.json`` say about it, read as transformers' ``AutoTokenizer`` reads them.
+"""The settings of a tokenizer in the files next to its ``tokenizer.json``, as ``AutoTokenizer`` reads them.
 
 ``tokenizer_config.json`` and ``special_tokens_map.json`` name special tokens. The sides of padding and truncation in
 ``tokenizer_config.json`` take precedence over those in ``tokenizer.json``.
