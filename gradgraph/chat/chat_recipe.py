@@ -50,7 +50,7 @@ class Recipe:
     )  # fmt: skip
     target: str | Sequence[str] = spelled(
         "Layers that get adapters, by name or glob; repeatable. Default: all linear layers except the head and the"
-        " routers of experts.",
+        " routers of experts; for adapters of experts, attentions or biases, all of them.",
         "training", "list", metavar="NAME", kind=NAMES, default=(),
     )  # fmt: skip
     kind: str = spelled(

@@ -21,6 +21,7 @@ from gradgraph.files.models import load_model
 from gradgraph.surgery.layer_kinds import layers_and_kinds
 from tests.surgery import hybrid_models
 from tests.surgery.hybrid_models import CHANNELS, VOCABULARY
+from tests.surgery.test_adapter_kinds import STACKED
 
 IDS = np.random.default_rng(1).integers(0, VOCABULARY, (2, 6))
 
@@ -58,6 +59,13 @@ def test_adapters_reach_the_mixers_of_hybrid_models() -> None:
     few = reached(decoder, Recipe(target="*_proj_q"))
     assert few.startswith("1 of 9 linear layers get adapters (1 recurrent mixer); not adapted: 6 recurrent mixer (")
     assert few.endswith("1 MLP ('layers.0.feed_forward.w1'), 1 head ('lm_head')")
+
+
+def test_a_kind_that_is_not_of_layers_has_parts_of_its_own() -> None:
+    decoder = load_model(STACKED)
+    assert adapted_layers(decoder, Recipe(kind="bitfit")) == ["*"]
+    assert reached(decoder, Recipe(kind="bitfit")) == "2 of 2 biases get adapters"
+    assert reached(decoder, Recipe(kind="bitfit", target="first")) == "1 of 2 biases get adapters"
 
 
 def test_a_recurrence_of_single_steps_is_a_mixer() -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
-from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are
+from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are, everything
 from gradgraph.surgery.operation import matched, numbers_of
 
 # inputs that are added to a result
@@ -85,5 +85,7 @@ def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -
 
 
 KINDS.add(
-    "bitfit", Kind("the model's own biases", put, ("bias",), as_they_are, NO_RANK, layers=found, what="biases")
+    "bitfit",
+    Kind("the model's own biases", put, ("bias",), as_they_are, NO_RANK, layers=found, what="biases",
+         default=everything),
 )  # fmt: skip

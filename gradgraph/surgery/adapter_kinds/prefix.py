@@ -29,7 +29,7 @@ from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
-from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, everything
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.operation import matched, numbers_of, value_named
 
@@ -355,5 +355,5 @@ _FORMS: dict[tuple[str, str], Callable[[ir.Node], Sizes | str | None]] = {
 KINDS.add(
     "prefix",
     Kind("trained keys and values before those of the text, in an attention", put, ("key", "value"), rest,
-         ((1, 1), (1, 1)), layers=found, finish=count_positions, what="attentions"),
+         ((1, 1), (1, 1)), layers=found, finish=count_positions, what="attentions", default=everything),
 )  # fmt: skip
