@@ -54,19 +54,17 @@ class Integers:
         Raises:
             BuildError: the integers, scales or zero points are computed, or have another number of bits.
         """
-        inputs = [*node.inputs, *[None] * _LAST]
+        inputs, name = [*node.inputs, *[None] * _LAST], shown(node.name or node.outputs[0].name)
         packed, scales = inputs[IN_QMOE[i] : IN_QMOE[i] + 2]
         points = inputs[_POINTS[i]]
         if packed is None or scales is None or None in (numbers_of(packed), numbers_of(scales)):
-            raise BuildError(f"'{shown(node.name)}' is a QMoE whose experts are computed; use experts stored as floats")
+            raise BuildError(f"'{name}' is a QMoE whose experts are computed; use experts stored as floats")
         if points is not None and numbers_of(points) is None:
-            raise BuildError(f"'{shown(node.name)}' is a QMoE with computed zero points; store them in the model")
+            raise BuildError(f"'{name}' is a QMoE with computed zero points; store them in the model")
         number = node.attributes.get_int
         bits = number(f"fc{i + 1}_expert_weight_bits", 0) or number("expert_weight_bits", 4)
         if bits not in _BITS:
-            raise BuildError(
-                f"'{shown(node.name)}' is a QMoE with experts of {bits} bits; use experts of 2, 4 or 8 bits"
-            )
+            raise BuildError(f"'{name}' is a QMoE with experts of {bits} bits; use experts of 2, 4 or 8 bits")
         return cls(packed, scales, points, bits, number("block_size", 0))
 
     @property
@@ -175,8 +173,9 @@ def _is_plain(one: Integers) -> bool:
     if packed.ndim != 3 or packed.dtype != np.uint8 or one.block < 0:
         return False
     sizes = (*one.shape[:2], one.blocks) if one.block else one.shape[:2]
-    of_points = _packed_points(np.zeros((*one.shape[:2], one.blocks)), one.shape, one.bits, one.block).shape
-    return _array(one.scales).shape == sizes and (points is None or tuple(points.shape.numpy()) == of_points)
+    like = _packed_points(np.zeros((*one.shape[:2], one.blocks)), one.shape, one.bits, one.block)
+    fits = points is None or (points.numpy().shape, points.numpy().dtype) == (like.shape, like.dtype)
+    return fits and _array(one.scales).shape == sizes
 
 
 def why_not(node: ir.Node, opset: int) -> str:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import _pybind_state
 
 from gradgraph import surgery
-from gradgraph.errors import DataError
+from gradgraph.errors import GradgraphError
 from tests.surgery.test_adapters import node
 
 EXPERTS, WIDTH, HIDDEN = 3, 32, 64
@@ -100,7 +100,7 @@ def exported(form: str, given: Tensors, **attributes: Any) -> onnx.ModelProto:
     router = f"{OURS}.router.MatMul.weight"
     nodes = [node("MatMul", ["x", router], ["s"]),
              node("QMoE" if bits else "MoE", ["x", "s", *inputs], ["y"], domain="com.microsoft", k=2, swiglu_fusion=1,
-                  activation_type="swiglu", **how, **attributes)]  # fmt: skip
+                  activation_type="swiglu", **how | attributes)]  # fmt: skip
     stored[router] = given[f"{THEIRS}.gate.weight"].T.copy()
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", WIDTH]) for n in ("x", "y")]
     initializers = [numpy_helper.from_array(array, name) for name, array in stored.items()]
@@ -178,16 +178,21 @@ def _rested(base: onnx.ModelProto) -> onnx.ModelProto:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "3 bits": ({"expert_weight_bits": 3}, "'y' is a QMoE with experts of 3 bits; use experts of 2, 4 or 8 bits"),
+    "another number of scales": ({"block_size": 16}, "belongs to a QMoE whose experts are not stored as plain"),
     "packed": ({"weights_prepacked": 1}, "belongs to a QMoE whose experts are not stored as plain integers"),
     "floats of 4 bits": ({"quant_type": "nvfp4"}, "belongs to a QMoE whose experts are not stored as plain integers"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_integers_in_another_order_are_refused(what: str) -> None:
+def test_other_integers_are_refused(what: str) -> None:
     attributes, says = REFUSED[what]
-    with pytest.raises(DataError, match=says):
-        surgery.load_weights(exported("int4", drawn(0), **attributes), drawn(1))
+    base = exported("int4", drawn(0), **attributes)
+    with pytest.raises(GradgraphError, match=says):
+        surgery.load_weights(base, drawn(1))
+    with pytest.raises(GradgraphError, match=says):
+        surgery.lora(base, "*experts*", kind="lora_experts")
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "openai_privacy_filter"])
