@@ -82,7 +82,7 @@ def command(
       gradgraph finetune llm-int4/ --data faq.csv --column prompt=question --column completion=answer -o tuned/
       gradgraph finetune bert/ --task text-classification --data reviews.csv --column label=stars -o tuned/
       gradgraph finetune bert/ --task question-answering --data squad.jsonl --validation dev.jsonl -o tuned/
-      gradgraph finetune whisper/ --task automatic-speech-recognition --data recordings.csv --language en -o tuned/
+      gradgraph finetune whisper/ --task automatic-speech-recognition --data calls.csv --language en -o tuned/
     """
     from gradgraph.chat.finetuning import finetune, shown_examples
     from gradgraph.chat.prompts import prompts_in

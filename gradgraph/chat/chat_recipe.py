@@ -35,10 +35,10 @@ class Recipe:
     """The options of a fine-tuning run; each a field."""
 
     task: str = spelled(
-        "What the model is trained for: to go on with chats, to answer by an encoder and a decoder (T5, BART), to "
-        "transcribe recordings (Whisper), to classify, or to mark the answer in a context; the last two train all "
-        "weights.",
-        "training", choices=(GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS), default=GENERATION,
+        f"What the model is trained for: {GENERATION} (chats), {SEQ2SEQ} (encoders with decoders, such as T5), "
+        f"{SPEECH} (Whisper), {', '.join(LABELLED)}, or {QUESTIONS} (which marks the answer in a context); the last "
+        "three train all weights.",
+        "training", metavar="TASK", choices=(GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS), default=GENERATION,
     )  # fmt: skip
     rank: int | None = spelled(
         "Rank of the adapters. Default: 16; with --memory, at most 16.",
