@@ -185,6 +185,8 @@ def test_data_of_each_form_are_the_same_rows(whisper: Path) -> None:
     losses = [gg.finetune(whisper, "data.csv", "tuned", epochs=1, **OPTIONS).history["loss"]]
     rows = [{"clip": str(whisper.parent / f"clips/{i}.wav"), "words": text} for i, text in enumerate(texts())]
     columns = {"audio": "clip", "text": "words"}
+    (whisper / "processor_config.json").write_text(json.dumps({"feature_extractor": EXTRACTOR}))  # by transformers 5
+    (whisper / "preprocessor_config.json").unlink()
     losses.append(gg.finetune(whisper, rows, "rows", epochs=1, columns=columns, **OPTIONS).history["loss"])
     lines = [json.dumps({"file_name": f"{i}.wav", "transcription": text}) for i, text in enumerate(texts())]
     Path("clips/metadata.jsonl").write_text("\n".join(lines))

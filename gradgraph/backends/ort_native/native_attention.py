@@ -118,16 +118,15 @@ class Gradient:
     value: ir.Value
     scale: float
 
-    def place(self, scale: float) -> Destination:
-        """Return the last value in a supported layout that equals the gradient times ``scale``.
+    def place(self, scale: float) -> tuple[Destination, float]:
+        """Return the last value in a supported layout that equals the gradient times ``scale``, and the factor 1.
 
-        On the way, nodes may transpose, reshape or scale the gradient.
+        On the way, nodes may transpose, reshape or scale the gradient. If none has this scale, since a factor of
+        another layer is merged with it, return the last value in a supported layout, and its factor.
         """
-        return _last(
-            d
-            for d in destinations(self.value)
-            if math.isclose(self.scale * d.scale, scale, rel_tol=1e-5) and _view(d) is not None
-        )
+        found = [d for d in destinations(self.value) if _view(d) is not None]
+        exact = [d for d in found if math.isclose(self.scale * d.scale, scale, rel_tol=1e-5)]
+        return (exact[-1], 1.0) if exact else (found[-1], self.scale * found[-1].scale / scale)
 
 
 @dataclass(frozen=True)
@@ -339,14 +338,16 @@ def _write(editor: Editor, attention: Attention) -> None:
 
 def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
     """Write dQ, dK and dV by one node: into one tensor if they are concatenated, else each in its final layout."""
-    places = [g.place(attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
-    packed = _side_by_side(places)
+    found = [g.place(attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
+    places, factors = [place for place, _ in found], [factor for _, factor in found]
+    packed = _side_by_side(places) if all(factor == 1.0 for factor in factors) else None
     values, views = packed or ([p.value for p in places], [some(_view(p)) for p in places])
     shapes = [some(sizes_of(x)) for x in values]
     layouts = {name: _layout(view) for name, view in zip(("dq", "dk", "dv"), views, strict=True)}
     named = dict(zip(("shape", "shape_of_dk", "shape_of_dv"), shapes, strict=False))
     op_type = "AttentionGrad" if packed is None else "PackedAttentionGrad"
     made = kernel_of_several(editor.op, op_type, library.DOMAIN, inputs, shapes, **common, **layouts, **named)
+    made = [y if factor == 1.0 else y * factor for y, factor in zip(made, factors, strict=False)]
     editor.place(attention.gradient)
     for old, new in zip(values, made, strict=True):
         if old.producer() is attention.gradient:  # the old node is removed later, once its other outputs are unread

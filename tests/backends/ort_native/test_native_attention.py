@@ -207,6 +207,21 @@ def test_keys_are_transposed_at_once_and_factors_carry_the_scale() -> None:
     Both.of(model_of(text, inputs, c=0.45), inputs, ["q", "k", "v"]).check(*SEPARATE)
 
 
+def test_a_factor_that_is_merged_with_that_of_an_adapter() -> None:
+    """Of queries that are scaled before the product, in the first layer: only their adapter gets a gradient."""
+    inputs = {n: numbers(2, 2, 40, 24, seed=i) for i, n in enumerate(("a4", "r4", "k4", "v4"))}
+    text = f"""
+        scaled = Mul (a4, two)
+        sum = Add (r4, scaled)
+        q4 = Mul (sum, c)
+        {SCORES.format(masked="w = Add (s, bias)")}
+        y = Identity (o4)
+    """
+    Both.of(model_of(text, inputs, c=0.3, two=2.0, bias=numbers(1, 1, 40, 40)), inputs, ["a4", "k4", "v4"]).check(
+        *SEPARATE
+    )
+
+
 def test_parts_of_an_axis_of_its_own() -> None:
     """[batch, length, 3, heads, size], as vision transformers have it."""
     inputs = {"x": numbers(2, 40, 3 * 48)}
