@@ -218,7 +218,7 @@ def _unmatched(
             shell="select one of its branches first: --fix INPUT=VALUE",
         )
     if not known and not others:
-        return UnknownNameError(f"the model has no {what}; choose another kind of adapters")
+        return UnknownNameError(f"no {what} matches {listed(patterns)}, as the model has none; choose another kind")
     because = f": {others[0]}" if others else ""
     return UnknownNameError(
         f"no {what} matches {listed(patterns)}{because}; choose from {listed([layer.name for layer in known][:12])}"
