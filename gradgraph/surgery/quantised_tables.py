@@ -21,7 +21,7 @@ def _stored(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     Raises:
         BuildError: they are computed, or blocks are not along the last axis of a matrix.
     """
-    data, _, scales, points = [*node.inputs, None][:4]
+    data, _, scales, points = [*node.inputs, None, None][:4]
     while data is not None and numbers_of(data) is None:
         before = data.producer()
         data = before.inputs[0] if before is not None and before.op_type in ("Reshape", "Identity") else None

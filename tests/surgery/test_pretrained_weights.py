@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
 from gradgraph import surgery
-from gradgraph.errors import ArgumentError, DataError
+from gradgraph.errors import ArgumentError, BuildError, DataError
 from gradgraph.surgery.folded_norms import Candidate, Norm, folded
 
 WORDS, WIDTH, KEYS, INNER, LAYERS = 24, 16, 8, 48, 2
@@ -499,3 +499,12 @@ def test_a_table_of_integers_that_is_not_tied(form: str, tmp_path: Path) -> None
     exact = run(Exporter(new, "float", tied=False).model())
     rounding = [np.linalg.norm(run(model) - exact) for model in (found, wanted)]
     assert rounding[0] < 1.5 * rounding[1]
+
+
+def test_a_table_of_integers_without_scales_is_refused(tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder 0.18 writes it with is_symmetric=false; onnxruntime does not open the file."""
+    model = Exporter(tensors(0, tied=True), "int4", tied=True).model()
+    (table,) = (node for node in model.graph.node if node.op_type == "GatherBlockQuantized")
+    del table.input[2:]
+    with pytest.raises(BuildError, match=r"the table of '.*' is computed"):
+        surgery.load_weights(model, folder(tmp_path / "hf", tensors(1, tied=True), tie_word_embeddings=True))
