@@ -184,6 +184,9 @@ def why_not(node: ir.Node, opset: int) -> str:
         return because
     if any(value is not None for value in node.inputs[_LAST:]):
         return "with separate routing weights or further scales"
+    get = node.attributes.get_int
+    if not (get("normalize_routing_weights", 0) or get("use_sparse_mixer", 0)):  # the CPU kernel does so nevertheless
+        return "that does not normalize its routing weights"
     if any(one.bits not in _TYPES for one in _projections(node)):
         return "whose experts have neither 4 nor 8 bits"
     return "" if opset >= _OPSET else f"in a model of opset {opset}, but 4-bit integers require {_OPSET}"

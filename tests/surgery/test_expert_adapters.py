@@ -66,12 +66,13 @@ def in_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
     return numbers.astype(np.uint8)
 
 
-def mixed(gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """The mixture in NumPy: SwiGLU experts, the two best of each token by a softmax."""
+def mixed(gate_up: np.ndarray, down: np.ndarray, form: str = "") -> np.ndarray:
+    """The mixture in NumPy: SwiGLU experts, the two best of each token by a softmax, of these two for integers."""
     scores = X @ ROUTER
     odds = np.exp(scores - scores.max(1, keepdims=True))
     odds /= odds.sum(1, keepdims=True)
     odds[np.arange(len(X)), odds.argmin(1)] = 0
+    odds = odds / odds.sum(1, keepdims=True) if form in FORMATS else odds
     gate, up = np.split(np.einsum("ti,eoi->eto", X, gate_up), 2, axis=2)
     return np.einsum("et...,te->t...", np.einsum("eth,eoh->eto", gate * sigmoid(gate) * up, down), odds)
 
@@ -112,7 +113,7 @@ def in_integers(form: str) -> onnx.ModelProto:
     blocks = {"block_size": block} if block else {}
     moe = node("QMoE", ["x", "s", *first, "", *second, *(points if has_points else [])], ["y"], k=CHOSEN,
                domain="com.microsoft", activation_type="swiglu", swiglu_fusion=1, activation_alpha=1.0,
-               activation_beta=0.0, normalize_routing_weights=0, expert_weight_bits=bits, **blocks)  # fmt: skip
+               activation_beta=0.0, normalize_routing_weights=1, expert_weight_bits=bits, **blocks)  # fmt: skip
     return model_of([node("MatMul", ["x", "router"], ["s"]), moe], stored)
 
 
@@ -204,17 +205,17 @@ def predicted(model: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_of_peft_is_its_formula(name: str, exchanged: bool, tmp_path: Path) -> None:
     base, (gate_up, down) = MODELS[name](), BASES.get(name, (GATE_UP, DOWN))
-    np.testing.assert_allclose(predicted(base), mixed(gate_up, down), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predicted(base), mixed(gate_up, down, name), rtol=1e-4, atol=1e-5)
     updates = written(tmp_path, exchanged)
-    wanted = mixed(gate_up + updates["gate_up_proj"], down + updates["down_proj"])
-    assert np.abs(wanted - mixed(gate_up, down)).max() > 0.5
+    wanted = mixed(gate_up + updates["gate_up_proj"], down + updates["down_proj"], name)
+    assert np.abs(wanted - mixed(gate_up, down, name)).max() > 0.5
     model = surgery.load_adapter(base, tmp_path)
     np.testing.assert_allclose(predicted(model), wanted, rtol=1e-4, atol=1e-5)
     merged = surgery.merge_adapters(model)
     assert not merged.metadata_props and len(merged.graph.node) == len(base.graph.node)
     np.testing.assert_allclose(predicted(merged), wanted, rtol=1e-4, atol=1e-5)
     half = surgery.use_adapters(model, {"default": 0.5})
-    wanted = mixed(gate_up + updates["gate_up_proj"] / 2, down + updates["down_proj"] / 2)
+    wanted = mixed(gate_up + updates["gate_up_proj"] / 2, down + updates["down_proj"] / 2, name)
     np.testing.assert_allclose(predicted(half), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -231,7 +232,7 @@ def test_integers_become_integers_again(form: str, tmp_path: Path) -> None:
     assert tensors[0] == tensors[1]
     few = form.startswith("4")
     assert len(errors) == 2 and 0 < max(errors.values()) < (0.15 if few else 0.02)
-    wanted = mixed(*(w + u for w, u in zip(BASES[form], updates.values(), strict=True)))
+    wanted = mixed(*(w + u for w, u in zip(BASES[form], updates.values(), strict=True)), form)
     assert np.abs(predicted(merged) - wanted).max() < (0.6 if few else 0.05) * np.abs(wanted).max()
     resting = surgery.merge_adapters(surgery.use_adapters(model, {"default": 0}), requantise=True)
     stored = [{t.name: t.raw_data for t in m.graph.initializer} for m in (resting, base)]
@@ -295,11 +296,11 @@ def test_what_is_read_is_written(name: str, tmp_path: Path) -> None:
 def test_new_adapters_change_nothing_and_learn(name: str) -> None:
     base = BASES.get(name, (GATE_UP, DOWN))
     model = gg.lora(MODELS[name](), "*experts*", kind="lora_experts", rank=2, alpha=4)
-    np.testing.assert_allclose(predicted(model), mixed(*base), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(predicted(model), mixed(*base, name), rtol=1e-4, atol=1e-5)
     step = gg.build(model, "mse", gg.optim.adam(0.02))
     assert len(step.manifest.trainable) == 4 and all(".lora_" in weight for weight in step.manifest.trainable)
     trainer = gg.Trainer(step, device="cpu")
-    history = trainer.fit({"x": X, "target": mixed(*base)[::-1].copy()}, epochs=40, progress=False)
+    history = trainer.fit({"x": X, "target": mixed(*base, name)[::-1].copy()}, epochs=40, progress=False)
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     np.testing.assert_allclose(predicted(surgery.merge_adapters(model, trainer.state_dict())), trainer.predict(X),
                                rtol=1e-4, atol=1e-4)  # fmt: skip

@@ -96,7 +96,11 @@ def exported(form: str, given: Tensors, **attributes: Any) -> onnx.ModelProto:
         inputs += [f"{OURS}.experts.{name}.bias"]
         zeros += [f"{OURS}.experts.{name}.zero_points"]
     inputs += ["", "", "", *zeros] if has_points else []
-    how = {"expert_weight_bits": bits} | ({"block_size": block} if block else {}) if bits else {}
+    how = (
+        {"expert_weight_bits": bits, "normalize_routing_weights": 1} | ({"block_size": block} if block else {})
+        if bits
+        else {}
+    )
     router = f"{OURS}.router.MatMul.weight"
     nodes = [node("MatMul", ["x", router], ["s"]),
              node("QMoE" if bits else "MoE", ["x", "s", *inputs], ["y"], domain="com.microsoft", k=2, swiglu_fusion=1,

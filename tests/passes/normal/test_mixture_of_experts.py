@@ -135,11 +135,24 @@ def test_quantized_experts(bits, block, points):
     assert wrong_gradients(found, found, given, ["x", "router"]) == []
 
 
+def test_the_kernel_of_integers_normalizes_routing_weights_in_any_case():
+    """Hence a model that asks for weights as they are is refused: it would train otherwise than it runs."""
+    wanted, found = (run(*fused("QMoE", packed(4, 32, False), GPT_OSS | {"block_size": 32, "expert_weight_bits": 4,
+                                                                        "normalize_routing_weights": asked}))
+                     for asked in (1, 0))  # fmt: skip
+    assert_same(wanted, found)
+
+
 REFUSED = {
     "chooses 1 experts by a sparse mixer": ("MoE", MOE, {"use_sparse_mixer": 1}),
     "the activation 'geglu'": ("MoE", MOE | TWO, {"activation_type": "geglu", "swiglu_fusion": 1}),
     "without its second half": ("MoE", MOE | TWO, {"activation_type": "swiglu"}),
     "packed for one kind of processor": ("QMoE", packed(4, 32, False), GPT_OSS | {"weights_prepacked": 1}),
+    "does not normalize its routing weights": (
+        "QMoE",
+        packed(4, 32, False),
+        GPT_OSS | {"normalize_routing_weights": 0},
+    ),
 }
 
 

@@ -90,9 +90,21 @@ def quantized_mixture_of_experts(
     quant_type: str = "int",
     weights_prepacked: int = -1,
     accuracy_level: int = 0,
+    normalize_routing_weights: int = 0,
+    use_sparse_mixer: int = 0,
     **options: Any,
 ) -> Any:
-    """Dequantize the weights as in MatMulNBits; reject weights that are prepacked for one kind of processor."""
+    """Dequantize the weights as in MatMulNBits; reject weights that are prepacked for one kind of processor.
+
+    The CPU kernel always normalizes the routing weights of the chosen experts, whatever the attribute says, so a model
+    without this would train otherwise than it runs: it is rejected, too.
+    """
+    if not (normalize_routing_weights or use_sparse_mixer):
+        raise ModelError(
+            f"{describe(node)} does not normalize its routing weights, but onnxruntime's CPU kernel does",
+            remedy="set normalize_routing_weights=1 if the network was trained so, or use experts stored as floats",
+        )
+    options |= {"normalize_routing_weights": normalize_routing_weights, "use_sparse_mixer": use_sparse_mixer}
     if quant_type != "int" or weights_prepacked > 0 or any(v is not None for v in unsupported):
         raise _packed(node)
 
