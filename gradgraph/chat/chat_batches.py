@@ -68,6 +68,10 @@ class ChatBatches(Loadable):
         """Return the row length of a batch whose longest row has this many tokens."""
         return self.length if self.packed else min(filled_up(tokens), self.length)
 
+    def width_of(self, rows: Sequence[int]) -> int:
+        """Return the number of tokens per row of a batch of ``rows``, with padding."""
+        return int(self._width(self._lengths[list(rows)].max(initial=0)))
+
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since texts have no classes; raise DataError if the step requires other inputs."""
         self._inputs(specs)

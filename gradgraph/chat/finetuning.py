@@ -33,7 +33,8 @@ from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin
 from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
-from gradgraph.chat.training_samples import TrainingSamples
+from gradgraph.chat.training_samples import TrainingSamples, longest_sample
+from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import ArgumentError, DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
@@ -156,18 +157,18 @@ def finetune_chat(request: Request) -> Finetuned:
     prepare_for = functools.partial(prepare, request, now=began)
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(request.place / LOG)
     check_measures(prepared.held_out, chosen)
-    models = _Models(decoder, base)
+    models, prompts = _Models(decoder, base), Prompts(base, template, began)
     if chosen.memory is not None:
         plan, prepared = planned(
             chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
-            largest_merged(decoder, chosen),
+            longest_sample(prompts, chosen), largest_merged(decoder, chosen),
         )  # fmt: skip
         log.info("%s", plan)
         chosen = plan.recipe
     chosen = chosen.settled
     request = replace(request, recipe=chosen)
     adapted, model = models.adapted(chosen), models.learner(chosen)
-    samples, measures = _watching(Prompts(base, template, began), prepared, chosen, lines, pace)
+    samples, measures = _watching(prompts, prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     begin(place, chosen, _digests(prepared, base, chosen), began, request.resume)
@@ -193,8 +194,15 @@ def finetune_chat(request: Request) -> Finetuned:
     validation = None if request.validation is None else _name_of(request.validation)
     told = Told(_name_of(request.data), validation, template, prepared.digest)
     trainer.close_sessions()  # merging can use their memory
-    write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
+    weights = trainable_weights(trainer)
+    write_results(place, base, adapted, weights, chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
+
+
+def trainable_weights(trainer: Trainer) -> dict[str, Array]:
+    """Return copies of the trained weights, without the optimizer's state."""
+    state = trainer.state_dict()
+    return {name: state[name] for name in trainer.manifest.trainable}
 
 
 def _of_task(task: str) -> Callable[[Request], Finetuned]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import onnx_ir as ir
-
+from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import RANK, Recipe
+from gradgraph.chat.preferences import TARGET, PairBatches
 from gradgraph.errors import DataError, readable_bytes
-from gradgraph.runtime.execution.memory import Prediction, bytes_of, frozen_tensors
+from gradgraph.runtime.execution.memory import Prediction, SessionMemory
 from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.step.step import Step
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
@@ -24,14 +24,93 @@ LEAST_TOKENS = 512  # minimum batch tried before recomputation: smaller matrix p
 SHORTEST = 32  # minimum row length chosen automatically
 
 
+Batches = ChatBatches | PairBatches
+
+
 class Data(Protocol):
-    """Prepared data: ``longest``, the tokens of the longest padded row, and ``held_out``, the validation data."""
+    """Prepared data: ``longest``, the tokens of the longest padded row, and the batches for training and validation."""
 
     @property
     def longest(self) -> int: ...
 
     @property
-    def held_out(self) -> Any: ...
+    def train(self) -> Batches: ...
+
+    @property
+    def held_out(self) -> Batches | None: ...
+
+
+class Shape(NamedTuple):
+    """The sizes of a batch: its rows, and tokens per row."""
+
+    rows: int
+    tokens: int
+
+    def fits(self, other: Shape) -> bool:
+        """Whether a batch of this shape needs at most the memory of one of the ``other`` shape."""
+        return self.rows <= other.rows and self.tokens <= other.tokens
+
+
+@dataclass(frozen=True)
+class Use:
+    """The largest batches of each session of a run, and what is merged after it.
+
+    A session has several largest batches if one has more rows, and another more tokens per row.
+
+    Attributes:
+        first: the first batch, for whose shape a training session is specialised.
+        others: the largest batches of the training session for all other shapes; empty if there are none.
+        evaluated: the largest batches of held-out rows; empty without these.
+        predicted: the largest batches of the session of the model's outputs; empty if there is none.
+        merges: the number of weights of the largest layer that is merged; 0 if none is.
+    """
+
+    first: Shape
+    others: tuple[Shape, ...] = ()
+    evaluated: tuple[Shape, ...] = ()
+    predicted: tuple[Shape, ...] = ()
+    merges: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, data: Data, refers: bool, sampled: int, merges: int) -> Use:
+        """Return the use of a run.
+
+        Args:
+            refers: whether the log-probabilities of all pairs are computed before training.
+            sampled: the number of tokens of the longest sample; 0 without samples.
+            merges: as in the attributes.
+        """
+        shapes, held = list(_trained(data.train, recipe)), data.held_out
+        first, *others = dict.fromkeys(shapes)
+        evaluated = [] if held is None else _in_order(held, range(len(held)), recipe.batch_size)
+        predicted = [*evaluated] if recipe.prefers else []
+        if refers:
+            predicted += _in_order(data.train, range(len(data.train)), recipe.batch_size)
+        if sampled:
+            predicted.append(Shape(1, sampled))
+        return cls(first, _largest(others), _largest(evaluated), _largest(predicted), merges)
+
+
+def _trained(data: Batches, recipe: Recipe) -> Iterator[Shape]:
+    """Yield the shape of each batch of a run, in the order of training."""
+    for epoch in range(recipe.epochs):
+        order = data.order(recipe.seed, epoch, recipe.batch_size).tolist()
+        yield from _in_order(data, order, recipe.batch_size)
+
+
+def _in_order(data: Batches, order: Sequence[int], size: int) -> list[Shape]:
+    """Return the shapes of batches of ``size`` rows, which are taken in this order."""
+    batches = (order[first : first + size] for first in range(0, len(order), size))
+    return [Shape(len(rows), data.width_of(rows)) for rows in batches]
+
+
+def _largest(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """Return the shapes that fit no other shape."""
+    found: list[Shape] = []
+    for shape in sorted(set(shapes), reverse=True):
+        if not any(shape.fits(other) for other in found):
+            found.append(shape)
+    return tuple(found)
 
 
 D = TypeVar("D", bound=Data)
@@ -64,7 +143,12 @@ class Plan:
 
 
 def planned(
-    recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step], merges: int = 0
+    recipe: Recipe,
+    data: D,
+    prepare: Callable[[Recipe], D],
+    build: Callable[[Recipe, D], Step],
+    sampled: int = 0,
+    merges: int = 0,
 ) -> tuple[Plan, D]:
     """Choose a recipe that fits the memory limit; return its plan and its data.
 
@@ -78,6 +162,7 @@ def planned(
         data: the data of this recipe.
         prepare: prepares the data of another recipe.
         build: builds the step of a recipe for its data.
+        sampled: the number of tokens of the longest sample; 0 without samples.
         merges: the number of weights of the largest layer that is merged; 0 if none is.
 
     Raises:
@@ -86,7 +171,7 @@ def planned(
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
     assert limit is not None  # the recipe sets ``memory``
-    search, lower = _Search(limit, build, merges), _lower_ranks(recipe)
+    search, lower = _Search(limit, build, sampled, merges), _lower_ranks(recipe)
     for shorter in _lengths(recipe, data.longest):
         try:
             data = data if shorter is recipe else prepare(shorter)
@@ -105,8 +190,8 @@ def planned(
 class _Search(Generic[D]):
     """A search over plans for the first within ``limit`` bytes; keeps the smallest plan, for the message."""
 
-    def __init__(self, limit: int, build: Callable[[Recipe, D], Step], merges: int) -> None:
-        self._limit, self._build, self._merges = limit, build, merges
+    def __init__(self, limit: int, build: Callable[[Recipe, D], Step], sampled: int, merges: int) -> None:
+        self._limit, self._build, self._sampled, self._merges = limit, build, sampled, merges
         self._steps: dict[tuple[int | None, ...], Step] = {}
         self._least: Plan | None = None
 
@@ -125,8 +210,9 @@ class _Search(Generic[D]):
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:
             self._steps[kind] = self._build(recipe, data)
-        taken = predicted(self._steps[kind], recipe.batch_size, data.longest, _sessions(recipe, data), self._merges)
-        plan = Plan(recipe, taken)
+        step = self._steps[kind]
+        refers = any(spec.name == TARGET for spec in step.manifest.targets) and recipe.prefers
+        plan = Plan(recipe, predicted(step, Use.of(recipe, data, refers, self._sampled, self._merges)))
         if self._least is None or plan.bytes < self._least.bytes:
             self._least = plan
         return plan if plan.bytes <= self._limit else None
@@ -145,35 +231,30 @@ def _too_little(recipe: Recipe, least: Plan) -> DataError:
     )
 
 
-def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: int = 0) -> int:
-    """Return the peak memory of a run in bytes, including pages of mapped files.
+def predicted(step: Step, use: Use) -> int:
+    """Return the peak memory of a run of ``step`` in bytes, including pages of mapped files.
 
-    Args:
-        step: the training step.
-        rows: rows per batch.
-        longest: tokens per row.
-        sessions: number of inference sessions of the model, each with its own memory.
-        merges: the number of weights of the largest layer that is merged; 0 if none is. While layers are merged,
-            training sessions are closed, and merged weights are in a file whose pages do not stay in memory.
+    Training sessions are closed before layers are merged, one at a time; merged weights are in a file whose pages do
+    not stay in memory. The model to merge contains the initial values of the adapters.
     """
-    prediction = Prediction.here(step, None, _sizes(step, rows, longest))
-    state = sum(spec.nbytes for spec in step.manifest.state)  # copied once more when it is saved
-    taken = prediction.memory
-    alone = integers(step) + prediction.evaluation
-    process = PROCESS + taken.session  # closed sessions leave holes between objects of the heap
-    training = process + state + round((1 + WORKSPACES) * (taken.total - taken.session)) + sessions * alone
-    merging = process + 2 * state + taken.frozen + max(alone, MERGING * merges)
-    return max(training, merging if merges else 0)
+    memory = Prediction.here(step, None, _sizes(step, use.first)).memory
 
+    def largest(kind: str, batches: Iterable[Shape]) -> SessionMemory:
+        found = (getattr(Prediction.here(step, None, _sizes(step, batch)), kind) for batch in batches)
+        return max(found, key=lambda one: one.total, default=SessionMemory(0, 0, 0))
 
-def integers(step: Step) -> int:
-    """Return the size in bytes of all stored integers of quantised weights, which a second session copies."""
-    return sum(bytes_of(t) for t in frozen_tensors(step) if not ir.DataType(t.data_type).is_floating_point())
-
-
-def _sessions(recipe: Recipe, data: Data) -> int:
-    """Return the number of inference sessions: one for held-out rows, another for preference pairs or samples."""
-    return (data.held_out is not None) + bool(recipe.sample or recipe.prefers)
+    evaluation = largest("evaluation", use.evaluated)
+    further = largest("training", use.others), evaluation, largest("prediction", use.predicted)
+    temporary = memory.peak + memory.gaps + sum(one.temporary for one in further)
+    sessions = memory.session + sum(one.graph + one.copies for one in further)
+    training = memory.batch + sessions + round((1 + WORKSPACES) * temporary)
+    state = memory.weights + memory.optimizer + memory.following
+    merging = 0
+    if use.merges:  # needs the graph of the merged model, and first a copy of the state, then of the adapters
+        each = memory.weights + MERGING * use.merges
+        measured = evaluation.temporary + evaluation.graph
+        merging = memory.session + max(memory.weights + memory.optimizer, each, measured)
+    return PROCESS + memory.weights + state + memory.frozen + max(training, merging)
 
 
 def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:
@@ -211,7 +292,7 @@ def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
                 yield replace(recipe, batch_size=size, accumulate=recipe.accumulate * (rows // size), recompute=again)
 
 
-def _sizes(step: Step, rows: int, longest: int) -> dict[str, int]:
+def _sizes(step: Step, batch: Shape) -> dict[str, int]:
     """Return the sizes of a step's symbolic dimensions, by name: rows per batch, and tokens per row."""
     shape = step.manifest.inputs[0].shape
-    return {name: size for name, size in ((shape[0], rows), (shape[-1], longest)) if isinstance(name, str)}
+    return {name: size for name, size in ((shape[0], batch.rows), (shape[-1], batch.tokens)) if isinstance(name, str)}

@@ -138,7 +138,11 @@ class PairBatches(Loadable):
 
     def _width(self, tokens: int) -> int:
         """Return the row length of a batch whose longest row has this many tokens."""
-        return filled_up(tokens) if self._length is None else max(tokens, min(filled_up(tokens), self._length))
+        return filled_up(tokens) if self._length is None else max(int(tokens), min(filled_up(tokens), self._length))
+
+    def width_of(self, rows: Sequence[int]) -> int:
+        """Return the number of tokens per row of a batch of ``rows``, with padding."""
+        return int(self._width(self._lengths[list(rows)].max(initial=0)))
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since pairs have no classes; raise DataError if the step requires other inputs."""

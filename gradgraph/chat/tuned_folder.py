@@ -23,9 +23,10 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import Source, load_model, save_model
 from gradgraph.files.spilled import Folder
 from gradgraph.files.untrusted.regular import regular_bytes
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
-from gradgraph.surgery.merged import merge_to_folder
+from gradgraph.surgery.merged import merge_to_folder, warn_of_rounding
 from gradgraph.surgery.two_decoders import give_both, is_merged
 
 log = logging.getLogger("gradgraph.chat")
@@ -54,6 +55,7 @@ _WORDS = {
     "reward_margin": "mean reward margin of held-out rows",
     "reward_accuracy": "reward accuracy of held-out rows",
     "largest_rounding": "largest ‖stored − W‖/‖W‖ of a requantised weight",
+    "drowned_updates": "requantised weights whose update rounding undoes",
 }
 
 
@@ -99,7 +101,7 @@ def write_results(
         for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
             try:
                 folder = Folder(inside=out)  # the system's folder for temporary files may be in memory
-                merged = _merged(adapted, state, form, figures, folder)
+                merged = _merged(adapted, state, form, figures, folder, warns=form == recipe.merge)
             except BuildError:
                 if form == recipe.merge:
                     raise
@@ -126,14 +128,20 @@ def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
 
 
 def _merged(
-    adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder
+    adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder, *, warns: bool
 ) -> ir.Model:
-    """Return the merged model; its large merged weights are stored in ``folder``."""
-    rounding: dict[str, float] = {}
+    """Return the merged model; its large merged weights are stored in ``folder``.
+
+    Args:
+        warns: whether to warn of updates that rounding undoes.
+    """
     again = form == REQUANTISED and not keeps_bits(adapted)
-    merged = merge_to_folder(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
-    if rounding:
-        figures["largest_rounding"] = max(rounding.values())
+    merged, roundings = merge_to_folder(adapted, state, folder.path, requantise=again)
+    if again and roundings:
+        figures["largest_rounding"] = max(rounding.error for rounding in roundings.values())
+        figures["drowned_updates"] = sum(rounding.drowns for rounding in roundings.values())
+    if warns:
+        warn_of_rounding(roundings)
     return merged
 
 
@@ -174,7 +182,8 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
     """Return a language model's perplexity over the trained tokens of texts; None if it has no 1-D weights.
 
     The model, which may require a key-value cache, is converted for training and evaluated by a step. A step needs at
-    least one trained weight, so the last 1-D weight is marked as trained; no update is run.
+    least one trained weight, so the last 1-D weight is marked as trained; no update is run. Weights are read from
+    their file, not copied, since a copy of float weights may exceed the memory of training.
     """
     tokens_alone = surgery.language_model(load_model(model))
     assert isinstance(tokens_alone, ir.Model)  # as returned by load_model
@@ -183,7 +192,11 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
         return None
     step = build(tokens_alone, losses.cross_entropy(axis=-1), optim.adamw(0.0), train=[vector])
     texts = ChatBatches(data.samples, data.length, pad=data.pad)
-    return float(np.exp(Trainer(step).evaluate(texts, batch_size)["loss"]))
+    trainer = Trainer(step, options=RuntimeOptions(pack_weights=False))
+    try:
+        return float(np.exp(trainer.evaluate(texts, batch_size)["loss"]))
+    finally:
+        trainer.close_sessions()
 
 
 def _last_vector(model: ir.Model) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -16,6 +17,7 @@ from gradgraph.files.spilled import SpilledWeights
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
+from gradgraph.surgery.adapter_kinds.kind import Rounding
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.linear_layers import Layer, layer_at, stored
 from gradgraph.surgery.operation import (
@@ -34,11 +36,14 @@ from gradgraph.surgery.stored_weights import (
     as_read,
     canonical,
     is_quantised,
+    relative_norm,
     write_floats,
     write_offsets,
     write_quantised,
 )
 from gradgraph.surgery.weights import give_weights
+
+log = logging.getLogger("gradgraph")
 
 Array = np.ndarray[Any, Any]
 _Part = tuple[Adapter, list[Array]]
@@ -67,7 +72,8 @@ def merge_adapters(
             used, too.
         names: names of the sets of adapters to merge, if the model has several; all by default.
         requantise: quantise merged weights as before, with the same type, blocks, channels and kind of zero points, and
-            new scales. This rounds them. Weights without adapters stay the same, bit for bit.
+            new scales. This rounds them; a warning is logged if the rounding error is at least half of the update.
+            Weights without adapters stay the same, bit for bit.
         errors: a dict that receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised merged weight, by module.
         out: write the result to this path.
 
@@ -78,7 +84,10 @@ def merge_adapters(
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    _merge_all(work, weights, names, requantise, errors)
+    roundings = _merge_all(work, weights, names, requantise)
+    warn_of_rounding(roundings)
+    if errors is not None:
+        errors.update({name: rounding.error for name, rounding in roundings.items()})
     return closed(work, model, out)
 
 
@@ -88,20 +97,32 @@ def merge_to_folder(
     folder: FilePath,
     *,
     requantise: bool = False,
-    errors: dict[str, float] | None = None,
-) -> ir.Model:
+) -> tuple[ir.Model, dict[str, Rounding]]:
     """Merge all adapters like :func:`merge_adapters`, but store large merged weights in ``folder``, not in memory.
 
-    The weights of one layer at a time are in memory. The result can be read while the folder exists.
+    The weights of one layer at a time are in memory. The result can be read while the folder exists. The roundings of
+    quantised merged weights are returned by module, without a warning.
 
     Raises:
         OutputError: the folder cannot be written to.
     """
     work = opened(model, None)
-    _merge_all(work, weights, None, requantise, errors, SpilledWeights(folder))
+    roundings = _merge_all(work, weights, None, requantise, SpilledWeights(folder))
     result = closed(work, model, None)
     assert isinstance(result, ir.Model)  # closed() returns the type of ``model``
-    return result
+    return result, roundings
+
+
+def warn_of_rounding(roundings: Mapping[str, Rounding]) -> None:
+    """Log a warning if rounding undoes the updates of layers that were quantised again."""
+    drowned = [rounding for rounding in roundings.values() if rounding.drowns]
+    if drowned:
+        error, update = (float(np.median(sizes)) for sizes in zip(*drowned, strict=True))
+        log.warning(
+            "rounding undoes the adapter's update in %d of %d requantised layers (medians: error %.2g, update %.2g of "
+            "the weight's norm); merge as float, or keep the adapter separate",
+            len(drowned), len(roundings), error, update,
+        )  # fmt: skip
 
 
 def _merge_all(
@@ -109,25 +130,30 @@ def _merge_all(
     weights: Mapping[str, Array] | Path | None,
     names: str | Sequence[str] | None,
     requantise: bool,
-    errors: dict[str, float] | None,
     done: Callable[[ir.Model], None] = lambda _: None,
-) -> None:
-    """Merge adapters in place as :func:`merge_adapters` does; call ``done`` with the model after each layer."""
-    chosen = chosen_adapters(work, names, "merge")
+) -> dict[str, Rounding]:
+    """Merge adapters in place as :func:`merge_adapters` does; call ``done`` with the model after each layer.
+
+    Return the rounding of each quantised merged weight, by module.
+    """
+    chosen, roundings = chosen_adapters(work, names, "merge"), dict[str, Rounding]()
     if weights is not None:
         give_weights(work, weights)
     for adapter in reversed(chosen):  # the newest is next to the readers
         merge_into = KINDS[adapter.kind].merge_into
         if merge_into is not None:
             rounding = merge_into(work, adapter, [array_named(work, name) for name in adapter.weights], requantise)
-            if errors is not None and rounding is not None:
-                errors[adapter.module] = rounding
+            if rounding is not None:
+                roundings[adapter.module] = rounding
             done(work)
     for layer, parts in _taken_out(work, chosen):
-        _merge(work, layer, parts, requantise, errors)
+        rounding = _merge(work, layer, parts, requantise)
+        if rounding is not None:
+            roundings[layer.name] = rounding
         done(work)
     gone = set(chosen)
     write_adapters(work, [a for a in adapters_of(work) if a not in gone])
+    return roundings
 
 
 def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
@@ -165,10 +191,9 @@ def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, l
     return list(found.values())
 
 
-def _merge(
-    work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: bool, errors: dict[str, float] | None
-) -> None:
-    new = canonical(layer)
+def _merge(work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: bool) -> Rounding | None:
+    """Merge adapters into the weight of their layer; return its rounding, or None if it is stored as float."""
+    before = new = canonical(layer)
     parts = [(adapter, [np.asarray(factor, np.float64) for factor in factors]) for adapter, factors in parts]
     for adapter, factors in parts:
         kind = KINDS[adapter.kind]
@@ -176,16 +201,15 @@ def _merge(
         new = kind.merge(adapter, new, factors)
         _change_bias(work, layer, adapter, factors)
     added = [change(adapter, factors) for adapter, factors in parts if (change := KINDS[adapter.kind].offsets)]
-    if len(added) == len(parts):
-        found = write_offsets(work, layer, np.asarray(sum(added)), new)
-        if errors is not None:
-            errors[layer.name] = found
-    elif requantise and is_quantised(layer):
-        found = write_quantised(work, layer, new)
-        if errors is not None:
-            errors[layer.name] = found
-    else:
+    by_offsets = len(added) == len(parts)
+    if not by_offsets and not (requantise and is_quantised(layer)):
         write_floats(work, layer, new)
+        return None
+    update = relative_norm(np.subtract(new, before, out=before), new) if new is not before else 0.0
+    del before  # quantising requires its memory
+    if by_offsets:
+        return Rounding(write_offsets(work, layer, np.asarray(sum(added)), new), update)
+    return Rounding(write_quantised(work, layer, new), update)
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:

@@ -227,7 +227,12 @@ def _integer_bias(node: ir.Node) -> ir.Value | None:
 
 def _error(layer: Layer, weight: Array) -> float:
     """Return the rounding error ``‖stored - W‖/‖W‖``."""
-    return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
+    return relative_norm(canonical(layer) - weight, weight)
+
+
+def relative_norm(difference: Array, weight: Array) -> float:
+    """Return ``‖difference‖/‖weight‖``."""
+    return float(np.linalg.norm(difference) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
 def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -> float:
@@ -331,8 +336,7 @@ def write_in_blocks(work: ir.Model, node: ir.Node, weight: Array) -> float:
     _write_dequantised(work, node, weight, ())
     held = numbers_of(node.inputs[0])
     assert held is not None
-    error = quantiser_of(node).dequantised(held.numpy()) - weight
-    return float(np.linalg.norm(error) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
+    return relative_norm(quantiser_of(node).dequantised(held.numpy()) - weight, weight)
 
 
 def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:

@@ -19,7 +19,8 @@ import gradgraph as gg
 from gradgraph.chat import Recipe, memory_plan
 from gradgraph.chat.adapted_layers import largest_merged
 from gradgraph.chat.chat_recipe import RANK
-from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, planned
+from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, Shape, Use, planned
+from gradgraph.chat.tokens import Tokens
 from gradgraph.errors import DataError
 from gradgraph.files import spilled
 from gradgraph.files.models import load_model
@@ -35,9 +36,30 @@ LONG = 256
 
 
 @dataclass
+class Equal:
+    """Rows of the same length."""
+
+    longest: int
+    count: int = 12
+
+    def __len__(self) -> int:
+        return self.count
+
+    def order(self, seed: int, epoch: int, batch_size: int) -> Any:
+        return np.arange(self.count)
+
+    def width_of(self, rows: Any) -> int:
+        return self.longest
+
+
+@dataclass
 class Rows:
     longest: int
     held_out: Any = None
+
+    @property
+    def train(self) -> Any:
+        return Equal(self.longest)
 
 
 @functools.cache
@@ -67,7 +89,7 @@ class Remembered:
 
 @functools.cache
 def bytes_of(rows: int, recompute: bool = False, accumulate: int = 1, rank: int = RANK) -> int:
-    return memory_plan.predicted(built(rank, recompute, accumulate > 1), rows, LONG)
+    return memory_plan.predicted(built(rank, recompute, accumulate > 1), Use(Shape(rows, LONG)))
 
 
 @pytest.fixture
@@ -146,9 +168,9 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         """What training takes grows with each of these, each time by other shares."""
         return round(1000 + rank * (of_a_rank + sums * (added > 1)) + of_a_token * size * long * (kept if again else 1))
 
-    def predicted(step: Any, rows: int, longest: int, sessions: int, merges: int) -> int:
-        rank, again, added = step
-        return taken(longest, rank, again, rows, added)
+    def predicted(step: Any, use: Use) -> int:
+        rank, again, added = step.way
+        return taken(use.first.tokens, rank, again, use.first.rows, added)
 
     monkeypatch.setattr(memory_plan, "predicted", predicted)
     ways = {way: taken(*way) for way in all_ways(recipe)}
@@ -157,7 +179,7 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         try:
             found, data = planned(
                 recipe.changed({"memory": f"{limit}B"}), Rows(LONG), cut,
-                lambda one, _: (one.rank, one.recompute, one.accumulate),
+                lambda one, _: Built((one.rank, one.recompute, one.accumulate)),
             )  # fmt: skip
         except DataError:
             assert wanted is None
@@ -165,6 +187,13 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         r = found.recipe
         assert (data.longest, r.rank, r.recompute, r.batch_size, r.accumulate) == wanted
         assert found.bytes == ways[wanted] <= limit
+
+
+class Built:
+    """A step, known by the way in which it was built."""
+
+    def __init__(self, way: Any) -> None:
+        self.way, self.manifest = way, built(None, False, False).manifest
 
 
 def no_rows(recipe: Recipe) -> Rows:
@@ -184,12 +213,64 @@ def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: 
 
 
 def test_each_session_that_runs_forward_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "predicted", lambda step, rows, longest, sessions, merges: 100 + sessions)
-    for options, held_out, count in (
-        ({}, None, 0), ({}, [1], 1), ({"sample": "a"}, None, 1), ({"sample": "a"}, [1], 2), ({"loss": "dpo"}, [1], 2),
+    used: list[Use] = []
+    monkeypatch.setattr(memory_plan, "predicted", lambda step, use: used.append(use) or 100)
+    held, whole, short = Equal(64, 3), (Shape(8, LONG), Shape(4, LONG)), Shape(3, 64)
+    for options, held_out, sampled, evaluated, outputs in (
+        ({}, None, 0, (), ()), ({}, held, 0, (short,), ()), ({"sample": "a"}, None, 30, (), (Shape(1, 30),)),
+        ({"sample": "a"}, held, 300, (short,), (Shape(1, 300),)), ({"loss": "orpo"}, None, 0, (), ()),
+        ({"loss": "orpo"}, held, 0, (short,), (short,)), ({"loss": "dpo"}, held, 0, (short,), whole[:1]),
     ):  # fmt: skip
-        found, _ = planned(Recipe(memory="1GB", **options), Rows(LONG, held_out), cut, step_of)
-        assert found.bytes == 100 + count
+        step = of_pairs(options["loss"]) if "loss" in options else step_of(Recipe())
+        planned(Recipe(memory="1GB", **options), Rows(LONG, held_out), cut, lambda one, _, step=step: step, sampled)
+        assert used.pop() == Use(whole[0], whole[1:], evaluated, outputs)
+
+
+@functools.cache
+def of_pairs(loss: str) -> gg.Step:
+    model = gg.surgery.pair_model(gg.surgery.language_model(gg.lora(small_folder.MODEL, "*attn*", rank=2)))
+    return gg.build(model, gg.losses.by_name(loss), gg.optim.adamw(1e-3))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_shapes_of_batches_are_those_of_a_run(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    texts = [Tokens(np.arange(n), np.ones(n, bool)) for n in draw.integers(2, 100, 45)]
+    data = gg.chat.ChatBatches(texts, 112, packed=packed)
+    model = gg.surgery.language_model(gg.lora(small_folder.MODEL, "*attn*", rank=2), packed=packed)
+    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adamw(1e-3)), seed=3)
+    seen, load = list[Shape](), gg.chat.ChatBatches.load
+
+    def watched(self: Any, *args: Any) -> Iterator[Any]:
+        for batch in load(self, *args):
+            seen.append(Shape(*batch["target"].shape))
+            yield batch
+
+    monkeypatch.setattr(gg.chat.ChatBatches, "load", watched)
+    trainer.fit(data, epochs=2, batch_size=4, progress=False)
+    first, *others = seen
+    found = Use.of(Recipe(epochs=2, batch_size=4, seed=3), Prepared(data), False, 0, 0)
+    assert found.first == first and not found.evaluated + found.predicted
+    assert all(any(shape.fits(other) for other in found.others) for shape in others if shape != first)
+    assert set(found.others) <= set(others)
+
+
+@dataclass
+class Prepared:
+    train: gg.chat.ChatBatches
+    held_out: None = None
+    longest: int = LONG
+
+
+def test_each_session_takes_memory_of_its_own() -> None:
+    step = built(RANK, False, False)
+    alone = memory_plan.predicted(step, Use(Shape(4, LONG)))
+    both = memory_plan.predicted(step, Use(Shape(4, LONG), others=(Shape(4, LONG // 2), Shape(1, LONG))))
+    at = lambda rows, tokens: Prediction.here(step, None, memory_plan._sizes(step, Shape(rows, tokens)))  # noqa: E731
+    assert both - alone >= at(4, LONG // 2).memory.peak > at(1, LONG).memory.peak
+    evaluated = memory_plan.predicted(step, Use(Shape(4, LONG), evaluated=(Shape(4, LONG),)))
+    assert alone < evaluated < 2 * alone - PROCESS
+    assert memory_plan.predicted(step, Use(Shape(4, LONG), predicted=(Shape(1, 2),))) < evaluated
 
 
 def test_kinds_without_rank_keep_all(quickly: None) -> None:
@@ -209,9 +290,8 @@ def test_weights_that_are_merged_lie_in_a_file(
         for name, value in adapted.graph.initializers.items()
         if "lora" in name
     }
-    errors: dict[str, float] = {}
     usual = gg.surgery.merge_adapters(adapted, state, requantise=requantise)
-    found = merge_to_folder(adapted, state, tmp_path, requantise=requantise, errors=errors)
+    found, roundings = merge_to_folder(adapted, state, tmp_path, requantise=requantise)
     before = {name: v.const_value for name, v in adapted.graph.initializers.items()}
     assert usual.graph.initializers.keys() == found.graph.initializers.keys()
     for name, value in found.graph.initializers.items():
@@ -219,7 +299,7 @@ def test_weights_that_are_merged_lie_in_a_file(
         if value.const_value is not before.get(name) and value.const_value.nbytes >= 256:
             assert isinstance(value.const_value, onnx_ir.ExternalTensor)
             assert Path(value.const_value.path).parent == tmp_path
-    assert len(errors) == (10 if requantise else 0) and len(list(tmp_path.iterdir())) == 1
+    assert len(roundings) == (10 if requantise else 0) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_trainer_goes_on_after_its_sessions_are_closed() -> None:
@@ -238,13 +318,14 @@ def test_the_largest_layer_that_is_merged_counts(quickly: None) -> None:
     step, decoder = built(RANK, True, False), load_model(small_folder.MODEL)
     assert largest_merged(decoder, Recipe(target="*attn*")) == 32 * 64, "queries, keys and values together"
     assert largest_merged(decoder, Recipe(target="*attn*", merge="none")) == 0
-    usual, much = memory_plan.predicted(step, 1, LONG), 10**7
-    assert memory_plan.predicted(step, 1, LONG, merges=1) == usual
-    assert memory_plan.predicted(step, 1, LONG, merges=much) >= PROCESS + MERGING * much > usual
+    batch, much = Shape(1, LONG), 10**7
+    usual = memory_plan.predicted(step, Use(batch))
+    assert memory_plan.predicted(step, Use(batch, merges=1)) == usual
+    assert memory_plan.predicted(step, Use(batch, merges=much)) >= PROCESS + MERGING * much > usual
 
 
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:
-    tight = f"{PROCESS + 15_000_000}B"  # of about 17 million with batches of 8
+    tight = f"{PROCESS + 29_000_000}B"  # of about 32 million with batches of 8
     found = gg.finetune(
         small_folder.write(tmp_path / "llm"), small_folder.chats(16), tmp_path / "tight", target="*attn*", epochs=1,
         held_out=0.0, merge="none", progress=False, memory=tight,

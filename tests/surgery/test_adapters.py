@@ -275,6 +275,20 @@ def test_a_merged_weight_is_stored_as_it_was(name: str) -> None:
     assert np.linalg.norm(run(merged, x) - exact) < 1.5 * tolerance * np.linalg.norm(exact)
 
 
+@pytest.mark.parametrize("name", QUANTISED_LAYERS)
+def test_a_warning_counts_updates_that_rounding_undoes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    base = QUANTISED_LAYERS[name][0]
+    model = gg.lora(base, "w", rank=2)
+    numbers = trained(model)
+    for size, drowns in ((1e-3, True), (4.0, False)):
+        caplog.clear()
+        merged = {name: (size if "lora" in name else 1) * array for name, array in numbers.items()}
+        surgery.merge_adapters(model, merged)
+        assert not caplog.messages
+        surgery.merge_adapters(model, merged, requantise=True)
+        assert ["undoes the adapter's update in 1 of 1" in m for m in caplog.messages] == [True] * drowns
+
+
 def test_a_weight_on_its_own_grid_comes_back_to_the_last_bit() -> None:
     """Numbers that reach the end of their range have the same scales, and nothing is rounded."""
     base = QUANTISED_LAYERS["MatMulNBits, symmetric"][0]

@@ -103,7 +103,7 @@ class FrozenWeights:
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:
             return model
-        packed = {x for n in model.graph.node if n.op_type not in _AS_THEY_LIE for x in reads(n)} if copied else set()
+        packed = repacked(model) if copied else set()
         locations = {name: location_of(tensor) for name, tensor in used.items()}
         one_of_each = {locations[name]: tensor for name, tensor in used.items()}
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
@@ -130,6 +130,16 @@ class FrozenWeights:
     def _is_readable(self, tensor: onnx.TensorProto) -> bool:
         """Whether onnxruntime can read ``tensor`` from its file, where it lies at a multiple of its elements' size."""
         return external_entry(tensor) not in self._moved and self._is_in_place(tensor)
+
+
+def repacked(model: onnx.ModelProto) -> set[str]:
+    """Return the names of the tensors that a session copies if it may copy weights: not only read as in the file."""
+    return {x for node in model.graph.node if node.op_type not in _AS_THEY_LIE for x in reads(node)}
+
+
+def read_in_place(model: onnx.ModelProto) -> set[str]:
+    """Return the names of the tensors that nodes read in the order of the file."""
+    return {x for node in model.graph.node if node.op_type in _AS_THEY_LIE for x in reads(node)}
 
 
 def _above(folders: Collection[Path]) -> Path | None:

@@ -16,13 +16,16 @@ import onnx_ir as ir
 
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import readable_bytes, shown
+from gradgraph.files.external import external_entry, is_external
 from gradgraph.graph.shapes import size_of_name
+from gradgraph.runtime.execution.frozen_weights import read_in_place, repacked
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
+from gradgraph.runtime.execution.session import CPU, LEAST_PASSED, Placement, RuntimeOptions, copies_weights
 from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.walk import Walk, walked
 from gradgraph.runtime.saved.printed import html_table, text_table
+from gradgraph.step.inference import without_loss
 from gradgraph.step.step import Step
 
 OF_A_NODE = 32 << 10  # bytes per node for graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000 nodes
@@ -35,7 +38,8 @@ class Memory:
     Attributes:
         sizes: the sizes of dynamic dimensions.
         weights: trained weights, with running statistics and counters.
-        frozen: other stored tensors: frozen weights (quantised ones as integers) and constants.
+        frozen: other stored tensors: frozen weights (quantised ones as integers) and constants. Weights that the
+            session repacks, and also reads as they are, count twice.
         optimizer: optimizer state.
         following: the second copy of state that a step cannot overwrite (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
@@ -88,6 +92,25 @@ class Memory:
         return html_table(("", "memory"), ((name, size.strip()) for name, size in self._named_sizes()))
 
 
+@dataclass(frozen=True)
+class SessionMemory:
+    """The predicted memory of one session, in bytes, besides state and mapped weights.
+
+    Attributes:
+        temporary: onnxruntime's allocator for intermediate tensors, and twice the outputs, which are copied.
+        graph: ``OF_A_NODE`` for each node.
+        copies: weights that the session repacks.
+    """
+
+    temporary: int
+    graph: int
+    copies: int
+
+    @property
+    def total(self) -> int:
+        return self.temporary + self.graph + self.copies
+
+
 class Prediction:
     """The predicted memory of a step.
 
@@ -115,22 +138,37 @@ class Prediction:
         return cls(StepSession(step, Placement((CPU,)), options or RuntimeOptions()), sizes)
 
     @functools.cached_property
-    def _runs(self) -> dict[str, tuple[Walk, frozenset[str]]]:
+    def _runs(self) -> dict[str, tuple[Walk, frozenset[str], tuple[int, int]]]:
         return {name: self._run(part) for name, part in self.session.parts.items()}
 
-    def _run(self, part: Part) -> tuple[Walk, frozenset[str]]:
-        """Return a simulated run of ``part``, and the names of the state tensors that it overwrites."""
+    def _run(self, part: Part) -> tuple[Walk, frozenset[str], tuple[int, int]]:
+        """Return a simulated run of ``part``, the names of the state tensors that it overwrites, and ``_copies``."""
         options, next_of, once = self.session.options, part.ports.next_of, frozenset[str]()
         model = self.session.opener.lowered(part.model, self.sizes)
         if may_overwrite(model, next_of, options):
             prepared(model, part.ports, options, checks_loss=True)
             once = proven(model, next_of, options)
-        return walked(model, sum(s.nbytes for s in self.session.manifest.state)), once
+        return walked(model, sum(s.nbytes for s in self.session.manifest.state)), once, self._copies(model)
+
+    def _copies(self, model: onnx.ModelProto, packs: bool = True) -> tuple[int, int]:
+        """Return the bytes of the external weights that a session repacks, and of those that it also reads in place."""
+        session, places = self.session, {t.name: t for t in model.graph.initializer if is_external(t)}
+        if not copies_weights(model, session.placement, session.options, self._external, packs):
+            return 0, 0
+        copied = {external_entry(places[name]) for name in repacked(model) & places.keys()}
+        lying = {external_entry(places[name]) for name in read_in_place(model) & places.keys()}
+        return sum(entry.length for entry in copied), sum(entry.length for entry in copied & lying)
+
+    @functools.cached_property
+    def _external(self) -> int:
+        """The bytes of all external weights; a part of a file that several initializers share counts once."""
+        tensors = filter(is_external, frozen_tensors(self.session.definition))
+        return sum(entry.length for entry in {external_entry(tensor) for tensor in tensors})
 
     @property
     def walks(self) -> dict[str, Walk]:
         """A simulated run of each train graph, by step name."""
-        return {name: walk for name, (walk, _) in self._runs.items()}
+        return {name: walk for name, (walk, *_) in self._runs.items()}
 
     @property
     def worst(self) -> str:
@@ -141,14 +179,15 @@ class Prediction:
     def memory(self) -> Memory:
         """The memory by kind."""
         m, most = self.session.manifest, self.walks[self.worst]
-        once = frozenset[str]().union(*(names for _, names in self._runs.values()))
+        once = frozenset[str]().union(*(names for _, names, _ in self._runs.values()))
+        twice = max(both for *_, (_, both) in self._runs.values())
         optimizer = sum(s.nbytes for s in m.state if s.kind == "optimizer")
         shapes = [[self.sizes[d] if isinstance(d, str) else d or 1 for d in spec.shape] for spec in m.batch]
         types = [numpy_dtype(spec.dtype) for spec in m.batch]
         return Memory(
             self.sizes,
             weights=sum(s.nbytes for s in m.state) - optimizer,
-            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.session.definition)),
+            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.session.definition)) + twice,
             optimizer=optimizer,
             following=sum(s.nbytes for s in m.state if s.name not in once),
             batch=sum(math.prod(shape) * int(of.itemsize) for shape, of in zip(shapes, types, strict=True)),
@@ -157,10 +196,26 @@ class Prediction:
             session=OF_A_NODE * sum(len(walk.nodes) for walk in self.walks.values()),
         )
 
+    @property
+    def training(self) -> SessionMemory:
+        """The training session with the highest peak."""
+        walk, _, (copied, _) = self._runs[self.worst]
+        return SessionMemory(walk.taken, OF_A_NODE * len(walk.nodes), copied)
+
     @functools.cached_property
-    def evaluation(self) -> int:
-        """The bytes that the evaluation session allocates for intermediate tensors."""
-        return walked(self.session.opener.lowered(self.session.definition.eval, self.sizes)).taken
+    def evaluation(self) -> SessionMemory:
+        """The session that computes loss and metrics of the evaluation graph."""
+        return self._inference(self.session.definition.eval)
+
+    @functools.cached_property
+    def prediction(self) -> SessionMemory:
+        """The session that computes the outputs of the evaluation graph."""
+        return self._inference(without_loss(self.session.definition.eval, self.session.manifest))
+
+    def _inference(self, model: onnx.ModelProto) -> SessionMemory:
+        lowered = self.session.opener.lowered_at(model, self.sizes)
+        walk, (copied, _) = walked(lowered), self._copies(lowered, packs=self._external < LEAST_PASSED)
+        return SessionMemory(walk.taken + 2 * walk.returned, OF_A_NODE * len(walk.nodes), copied)
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:

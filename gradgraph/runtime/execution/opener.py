@@ -128,7 +128,11 @@ class Opener:
 
     def lowered_to_compute(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return ``model`` lowered for evaluation or prediction of batches of any size."""
-        return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
+        return self.lowered_at(model, None)
+
+    def lowered_at(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
+        """Return ``model`` lowered for evaluation or prediction of batches of these sizes; None means any size."""
+        return self._in_order(for_machine(model, self.placement.computes_for(self.options), sizes))
 
     def of_lowered(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
         """Open a session of a lowered model, or a part of one."""
@@ -171,7 +175,7 @@ class Opener:
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
         """Whether a session copies large external weights, and would thus write them into its optimized model."""
         is_large = self.weights.size > openings.LARGEST_WRITTEN
-        return is_large and copies_weights(model, self.placement, self.options, self.weights, packs)
+        return is_large and copies_weights(model, self.placement, self.options, self.weights.size, packs)
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True

@@ -328,7 +328,7 @@ def create_session(
     )
     copied = False
     if weights is not None:
-        copied = runs and copies_weights(model, placement, options, weights, packs)
+        copied = runs and copies_weights(model, placement, options, weights.size, packs)
         model = weights.given_to(settings, model, copied)
     try:
         content = model.SerializeToString()
@@ -367,11 +367,14 @@ def create_session(
 
 
 def copies_weights(
-    model: onnx.ModelProto, placement: Placement, options: RuntimeOptions, weights: FrozenWeights, packs: bool = True
+    model: onnx.ModelProto, placement: Placement, options: RuntimeOptions, size: int, packs: bool = True
 ) -> bool:
-    """Whether a session of ``model`` will have its own copy of ``weights``; ``packs`` as for :func:`create_session`."""
+    """Whether a session of ``model`` will have its own copy of external weights of ``size`` bytes in total.
+
+    ``packs`` is as for :func:`create_session`.
+    """
     packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # its kernel is slow without packing
-    return placement.providers[0] != CPU or (packs and options.packs(weights.size))
+    return placement.providers[0] != CPU or (packs and options.packs(size))
 
 
 def _most_folded(model: onnx.ModelProto) -> int:

@@ -24,6 +24,7 @@ from gradgraph.data.sources.sources import Columns, Source
 from gradgraph.errors import ArgumentError, BuildError, DivergedError, listed, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.suffixes import check_suffix
+from gradgraph.machine.free_memory import return_freed
 from gradgraph.passes.draws import fixed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
@@ -464,6 +465,7 @@ class StepSession:
         self._predictions.clear()
         for name in ("_evaluating", "_predicting"):
             self.__dict__.pop(name, None)
+        return_freed()
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:

@@ -60,6 +60,7 @@ class Walk:
 
     Attributes:
         nodes: the nodes in execution order.
+        returned: bytes of the graph's outputs.
         tensors: the intermediate tensors, in the order in which they are created.
     """
 
@@ -67,6 +68,7 @@ class Walk:
         self.nodes, self._region = as_executed(graph), region
         shared = owners(self.nodes)
         bound = {shared.get(y, y) for y in graph.outputs}.union(graph.outputs)  # written to the caller's memory
+        self.returned = sum(known_bytes(y) or 0 for y in graph.outputs)
         read = [dict.fromkeys(shared.get(x, x) for x in reads(node)) for node in self.nodes]
         last = {x: i for i, values in enumerate(read) for x in values}
         made = dict[ir.Value, Tensor]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,26 @@ def everything(decoder: ir.Model) -> list[str]:
     return ["*"]
 
 
+class Rounding(NamedTuple):
+    """The rounding of a merged weight W that was quantised again.
+
+    Attributes:
+        error: the relative rounding error ``‖stored - W‖/‖W‖``.
+        update: the relative size of the adapter's update, ``‖W - W before‖/‖W‖``.
+    """
+
+    error: float
+    update: float
+
+    @property
+    def drowns(self) -> bool:
+        """Whether rounding undoes the update: the error is at least half as large.
+
+        If rounding returns the weight before the update, the error is as large as the update.
+        """
+        return self.error >= self.update / 2 > 0
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of adapter.
@@ -48,8 +68,8 @@ class Kind:
         offsets: a function of adapter and trained tensors that returns the number added to the weights of each block of
             a quantised weight, (outputs, blocks); None for kinds that do not merge in this way.
         merge_into: a function of model, adapter, trained tensors and whether to quantise again, that merges the
-            adapter, in place of ``merge``, for kinds whose weights are not those of linear layers; returns the rounding
-            error, or None if nothing was rounded.
+            adapter, in place of ``merge``, for kinds whose weights are not those of linear layers; returns the
+            rounding, or None if nothing was rounded.
         layers: a function of model and target that returns the parts of the model that can have an adapter, and for
             other matches the reason why they cannot. Of kinds that can be merged, each part has the number of its
             weights (``size``).
@@ -73,7 +93,7 @@ class Kind:
     merge: Callable[[Adapter, Array, list[Array]], Array] | None = None
     bias: Callable[[Adapter, Array, list[Array]], Array] | None = None
     offsets: Callable[[Adapter, list[Array]], Array] | None = None
-    merge_into: Callable[[ir.Model, Adapter, list[Array], bool], float | None] | None = None
+    merge_into: Callable[[ir.Model, Adapter, list[Array], bool], Rounding | None] | None = None
     layers: Callable[..., tuple[list[Any], list[str]]] = linear_layers
     what: str = "linear layers"
     default: Callable[[ir.Model], list[str]] = below_head

@@ -17,12 +17,13 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery import integer_experts
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
-from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, everything, zeros
+from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, Rounding, everything, zeros
 from gradgraph.surgery.adapter_kinds.low_rank import FACTORS, factor
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.experts import Experts, experts_of, stored_of
 from gradgraph.surgery.linear_layers import drawn
 from gradgraph.surgery.operation import add_weight, matched, value_named
+from gradgraph.surgery.stored_weights import relative_norm
 
 Array = np.ndarray[Any, Any]
 NAME = "lora_experts"
@@ -70,10 +71,10 @@ def _experts_in(work: ir.Model, stored: ir.Value) -> Experts:
     return next(one for one in experts_of(work) if one.stored is stored)
 
 
-def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array], requantise: bool) -> float | None:
+def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array], requantise: bool) -> Rounding | None:
     """Add the update to the stored tensor, and remove the nodes of the adapter.
 
-    Integers become floats, unless ``requantise`` is set; the rounding error ``‖stored - W‖/‖W‖`` is then returned.
+    Integers become floats, unless ``requantise`` is set; the rounding is then returned.
 
     Raises:
         BuildError: the nodes of the adapter were changed.
@@ -93,10 +94,11 @@ def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array], requantis
     delta = adapter.scale * adapter.weight * (b @ a)
     whole = layer.read().astype(np.float64) + (delta.swapaxes(1, 2) if layer.inputs_first else delta)
     if layer.source is None or requantise:
-        rounding = layer.write(work, whole)
-        if rounding is not None:
-            integer_experts.write_integers(work)
-        return rounding
+        error = layer.write(work, whole)
+        if error is None:
+            return None
+        integer_experts.write_integers(work)
+        return Rounding(error, relative_norm(delta, whole))
     floats = layer.source.outputs[0]
     dtype = (floats.dtype or ir.DataType.FLOAT).numpy()
     replace_value(floats, add_weight(work, f"{adapter.module}.merged", whole.astype(dtype)))
