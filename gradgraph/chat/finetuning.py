@@ -161,7 +161,8 @@ def finetune_chat(request: Request) -> Finetuned:
     if chosen.memory is not None:
         plan, prepared = planned(
             chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
-            longest_sample(prompts, chosen), largest_merged(decoder, chosen),
+            longest_sample(prompts, chosen.sample, chosen.sample_tokens or SAMPLE_TOKENS),
+            largest_merged(decoder, chosen),
         )  # fmt: skip
         log.info("%s", plan)
         chosen = plan.recipe

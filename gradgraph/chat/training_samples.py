@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.chat.chat_recipe import Recipe
 from gradgraph.chat.picking import picked
 from gradgraph.chat.prompts import OneByOne, Prompts
 from gradgraph.chat.sampling import Sampling
@@ -81,14 +80,14 @@ class TrainerSteps(OneByOne):
         return self._trainer.predict({s.name: own.get(s.name, tokens).astype(numpy_dtype(s.dtype)) for s in inputs})
 
 
-def longest_sample(prompts: Prompts, recipe: Recipe) -> int:
-    """Return the maximum number of tokens of a prompt with its answer; 0 without prompts.
+def longest_sample(prompts: Prompts, texts: Sequence[str], tokens: int) -> int:
+    """Return the maximum number of tokens of a prompt with its answer of at most ``tokens``; 0 without prompts.
 
     Raises:
         DataError: a prompt has no tokens, or too many.
     """
-    ids = [prompts.tokens_of(text) for text in recipe.sample]
-    wanted = Sampling(max_tokens=recipe.sample_tokens)
+    ids = [prompts.tokens_of(text) for text in texts]
+    wanted = Sampling(max_tokens=tokens)
     return max((len(one) + prompts.fitting([one], wanted).max_tokens for one in ids), default=0)
 
 
