@@ -26,6 +26,7 @@ from gradgraph.files.untrusted.contained_paths import check_relative, is_inside,
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.weights.roles import rotary_tables
 from gradgraph.surgery.language_models import USE_CACHE, fixed_length
 from gradgraph.surgery.two_decoders import is_merged
 
@@ -40,7 +41,6 @@ _CONTEXT = (
     "seq_length",
 )  # keys of genai, most models, GPT-2 and Falcon
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
-_ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # inputs that read cosines or sines
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
 _PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # substrings of keys
 BESIDE = (".json", ".txt", ".jinja", ".model")  # files that belong to a model
@@ -180,9 +180,8 @@ class ModelFolder:
 
 def _positions_in(model: ir.Model) -> int | None:
     """Return the number of positions in the smallest rotary table that attention nodes read; None if there is none."""
-    read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
-    values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
-    shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]
+    read = [value for node in nodes_of(model) for value in rotary_tables(node) or ()]
+    shapes = [shape_of(value) for value in read if value is not None and value.is_initializer()]
     return min((s[0] for s in shapes if s and len(s) == 2 and isinstance(s[0], int) and s[0] > 0), default=None)
 
 

@@ -31,6 +31,7 @@ _STATES: dict[tuple[str, str], dict[int, tuple[int, int | None]]] = {
     (_MICROSOFT, "DecoderMaskedMultiHeadAttention"): {5: (1, _KEYS), 6: (2, _KEYS)},
     (_MICROSOFT, "GroupQueryAttention"): {3: (1, _KEYS), 4: (2, _KEYS)},
     (_MICROSOFT, "MultiHeadAttention"): {6: (1, _KEYS), 7: (2, _KEYS)},
+    (_MICROSOFT, "PagedAttention"): {3: (1, 1), 4: (2, 1)},  # [pages, page size, heads, size]
     (_MICROSOFT, "SparseAttention"): {3: (1, _KEYS), 4: (2, _KEYS)},
     ("", "Attention"): {4: (1, _KEYS), 5: (2, _KEYS)},
     **{(domain, "CausalConvWithState"): {3: (1, _FIXED)} for domain in _BOTH},
@@ -41,7 +42,9 @@ _STATES: dict[tuple[str, str], dict[int, tuple[int, int | None]]] = {
     ("", "LSTM"): {5: (1, _FIXED), 6: (2, _FIXED)},
     ("", "RNN"): {5: (1, _FIXED)},
 }
-_REQUIRED = frozenset({"SparseAttention", "VarlenCausalConvWithState"})  # operators whose state cannot be omitted
+_REQUIRED = frozenset(
+    {"PagedAttention", "SparseAttention", "VarlenCausalConvWithState"}
+)  # operators whose state cannot be omitted
 _FILLS = frozenset({"ScatterElements", "ScatterND", "TensorScatter"})  # write new tokens into a buffer
 _CUTS = frozenset({"Gather", "Slice", "Split"})
 # standard operators that are linear in their inputs at these places

@@ -404,7 +404,7 @@ def _sizes_from_attention(layer: Layer) -> list[int] | None:
 
 
 def _sizes_read_by(node: ir.Node, total: int) -> list[int] | None:
-    if node.op_type == "GroupQueryAttention":
+    if node.op_type in ("GroupQueryAttention", "PagedAttention"):
         heads = (node.attributes["num_heads"].as_int(), node.attributes["kv_num_heads"].as_int())
         size = total // (heads[0] + 2 * heads[1])
         return [heads[0] * size, heads[1] * size, heads[1] * size]

@@ -16,15 +16,13 @@ import onnx_ir as ir
 from gradgraph.errors import DataError, shown
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.weights.roles import rotary_tables
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.pretrained_files import CONFIG, Pretrained, flat, with_older_keys
 from gradgraph.surgery.weight_places import BUILDER
 
 Array = np.ndarray[Any, Any]
 
-# inputs that read the cosines and sines of all positions
-_CACHES = {("com.microsoft", "GroupQueryAttention"): (7, 8), ("com.microsoft", "RotaryEmbedding"): (2, 3),
-           ("com.microsoft", "MRotaryEmbedding"): (2, 3), ("", "RotaryEmbedding"): (1, 2)}  # fmt: skip
 _FREQUENCIES = "rotary_emb.inv_freq"  # end of the name of the buffer in transformers
 _EPSILON = "rms_norm_eps"  # the builder writes a number of its own for families that have another key
 _UNSCALED = ("default", "mrope")
@@ -71,8 +69,8 @@ def _frequencies(work: ir.Model) -> Iterator[tuple[Array, float]]:
     """Yield the rotary frequencies of a model, and how close to a formula they are if they are computed by it."""
     pairs: dict[tuple[ir.Value | None, ...], None] = {}
     for node in nodes_of(work):
-        if places := _CACHES.get((node.domain, node.op_type)):
-            pairs[tuple(node.inputs[i] if i < len(node.inputs) else None for i in places)] = None
+        if (tables := rotary_tables(node)) is not None:
+            pairs[tables] = None
     for cosines, sines in (tuple(map(numbers_of, pair)) for pair in pairs):
         if cosines is None or sines is None or any(len(known_sizes(cache.shape)) != 2 for cache in (cosines, sines)):
             continue

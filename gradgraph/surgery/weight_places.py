@@ -35,8 +35,8 @@ _UNNAMED = re.compile(r"val_\d+")
 _FX_NODE = "pkg.torch.onnx.fx_node"  # metadata of nodes: the operator of PyTorch that they are of
 _TURN = re.compile(r"(t|transpose|permute)(_\d+)?")
 _NORMS = frozenset({"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
-                    "GroupQueryAttention", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
-                    "SkipSimplifiedLayerNormalization"})  # fmt: skip
+                    "GroupQueryAttention", "PagedAttention", "RMSNormalization", "SimplifiedLayerNormalization",
+                    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})  # fmt: skip
 _STORED = re.compile(r"(_merged_\d+)?(_Q\d+(G\d+)?|_quantized|_quant)?$")  # what optimum and quantisers append to names
 _COMPUTED = re.compile(r"/|Conv\w+Fusion_")  # beginnings of names of nodes' outputs, and of onnxruntime's fused weights
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")

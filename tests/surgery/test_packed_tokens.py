@@ -9,8 +9,14 @@ from onnx import helper
 
 import gradgraph as gg
 from gradgraph import surgery
+from gradgraph.chat import Recipe
+from gradgraph.chat.adapted_layers import adapted_layers
 from gradgraph.chat.decoder import Decoder
+from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.errors import BuildError, ModelError
+from gradgraph.files.models import load_model
+from gradgraph.surgery.linear_layers import linear_layers
+from gradgraph.surgery.peft_names import known_pieces
 from tests.kit.small_models import model_of, real
 
 HEADS, GROUPS, SIZE, WORDS, CHANNELS = 4, 2, 8, 20, 32
@@ -100,6 +106,31 @@ def test_scores_and_losses_are_those_of_rows(shape, positions):
         losses.append([float(trainer.step(fed | {"target": ids})["loss"]) for _ in range(4)])
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
+
+
+def test_trained_weights_adapted_layers_and_their_pieces_are_those_of_rows():
+    steps = [gg.build(surgery.language_model(own), gg.losses.cross_entropy(axis=-1), gg.optim.sgd(0.1))
+             for own in (packed(), plain())]  # fmt: skip
+    assert steps[0].manifest.trainable == steps[1].manifest.trainable, "tables of cosines and sines stay"
+    layers = [adapted_layers(load_model(own), Recipe()) for own in (packed(), plain())]
+    assert layers == [["qkv", "o"]] * 2
+    for own in (packed(), plain()):
+        renamed(own, "qkv", "model.layers.0.attn.qkv_proj.MatMul.weight")
+        ((layer,), _) = linear_layers(load_model(own), "*qkv_proj")
+        assert known_pieces(layer) == (HEADS * SIZE, GROUPS * SIZE, GROUPS * SIZE)
+
+
+def test_the_rotary_table_gives_the_longest_text(tmp_path):
+    onnx.save(packed(), tmp_path / "model.onnx")
+    assert ModelFolder.of(tmp_path).context == len(WEIGHTS["cos"])
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> None:
+    """Rename a weight, in place."""
+    (tensor,) = (t for t in model.graph.initializer if t.name == old)
+    tensor.name = new
+    for node in model.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
 
 
 def test_a_model_of_packed_texts_is_refused_for_generation(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
 import pytest
 from onnx import helper
 
 import gradgraph as gg
 from gradgraph.frontend import Buffer, Parameter, export, nn
 from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.dialects.contrib import forms
 from gradgraph.passes.normal.weights.roles import FACTORS, SETTINGS, STATES
 from gradgraph.passes.normal.weights.verdicts import verdicts
 from tests.kit.small_models import model_of, real
@@ -260,3 +262,14 @@ def test_numbers_that_may_be_learned_are_named(caplog):
     assert gg.build(model, "mse", train=["*", "temperature"]).manifest.trainable == ("w", "temperature")
     assert gg.build(model, "mse", freeze=["temperature"]).manifest.trainable == ("w",)
     assert len(caplog.records) == 1
+
+
+def test_tables_of_rotary_positions_are_settings():
+    """Onnxruntime's operators that gradgraph differentiates never train their ``cos_cache`` and ``sin_cache``."""
+    known = forms() | {("", "RotaryEmbedding")}
+    tables = {(schema.domain, schema.name, i) for schema in ort_state.get_all_operator_schema()
+              for i, given in enumerate(schema.inputs) if given.name in ("cos_cache", "sin_cache")}  # fmt: skip
+    read = {(domain, name, i) for domain, name, i in tables if (domain, name) in known}
+    assert len(read) >= 12
+    missing = [x for x in sorted(read) if x[2] not in SETTINGS.get(f"{x[0]}.{x[1]}".lstrip("."), {})]
+    assert missing == []

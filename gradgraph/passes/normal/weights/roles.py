@@ -47,6 +47,7 @@ Uses: TypeAlias = Mapping[Role, Use]
 # --- the table of operator inputs ---------------------------------------------------------------------------
 
 _BOUND, SCALE, ZERO_POINT, _COUNT = "a bound", "a scale", "a zero point", "a size or an index"
+_COSINES, _SINES = "the table of cosines", "the table of sines"
 SETTINGS: dict[str, dict[int, str]] = {
     **dict.fromkeys(
         ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), dict.fromkeys((0, 1), "a threshold")
@@ -70,7 +71,7 @@ SETTINGS: dict[str, dict[int, str]] = {
     "Resize": {1: "the region", 2: "the scales"},
     "RoiAlign": {1: "the regions"},
     "MaxRoiPool": {1: "the regions"},
-    "RotaryEmbedding": {1: "the table of cosines", 2: "the table of sines"},
+    "RotaryEmbedding": {1: _COSINES, 2: _SINES},
     "STFT": {2: "the window"},
     "SoftmaxCrossEntropyLoss": {2: "the weights of classes"},
     "Upsample": {1: "the scales"},
@@ -80,7 +81,8 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.GatherBlockQuantized": {2: SCALE, 3: ZERO_POINT},
     "com.microsoft.GemmaRotaryEmbedding": {1: "the angles"},
     "com.microsoft.GridSample": {1: "the coordinates"},
-    "com.microsoft.GroupQueryAttention": {7: "the table of cosines", 8: "the table of sines"},
+    "com.microsoft.GroupQueryAttention": {7: _COSINES, 8: _SINES, 12: SCALE, 13: SCALE},
+    "com.microsoft.MRotaryEmbedding": {2: _COSINES, 3: _SINES},
     "com.microsoft.MatMulBlockQuantizedFp4Weight": dict.fromkeys((2, 3, 4), SCALE),
     "com.microsoft.MatMulBlockQuantizedFp8Weight": {2: SCALE, 3: SCALE},
     "com.microsoft.MatMulBnb4": {2: SCALE},
@@ -89,12 +91,14 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.MatMulNBitsMlp": {4: SCALE, 7: SCALE},
     "com.microsoft.MatMulNBitsQkv": {4: SCALE, 7: SCALE, 10: SCALE},
     "com.microsoft.Pad": {2: "the padding"},
+    "com.microsoft.PagedAttention": {8: _COSINES, 9: _SINES, 14: SCALE, 15: SCALE},
     "com.microsoft.QAttention": {3: SCALE, 4: SCALE, 6: ZERO_POINT, 7: ZERO_POINT},
     "com.microsoft.QMoE": {**dict.fromkeys((3, 6, 9), SCALE), **dict.fromkeys((11, 12, 13), ZERO_POINT)},
     "com.microsoft.QGemm": {1: SCALE, 2: ZERO_POINT, 4: SCALE, 5: ZERO_POINT, 7: SCALE, 8: ZERO_POINT},
     "com.microsoft.QuantizeLinear": {1: SCALE, 2: ZERO_POINT},
     "com.microsoft.Range": {0: _BOUND, 1: _BOUND, 2: "the step"},
-    "com.microsoft.RotaryEmbedding": {2: "the table of cosines", 3: "the table of sines"},
+    "com.microsoft.RotaryEmbedding": {2: _COSINES, 3: _SINES},
+    "com.microsoft.SparseAttention": {9: _COSINES, 10: _SINES},
 }
 FACTORS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2, 3, 4),  # running statistics are not constants of formulas either
@@ -128,6 +132,7 @@ FACTORS: dict[str, tuple[int, ...]] = {
     "com.microsoft.NhwcConv": (1, 2),
     "com.microsoft.NhwcFusedConv": (1, 2),
     "com.microsoft.PackedAttention": (1, 2),
+    "com.microsoft.PagedAttention": (12, 13),
     "com.microsoft.VarlenCausalConvWithState": (1, 3),
 }
 STATES = {
@@ -155,6 +160,21 @@ MOVES = frozenset(  # operators that move, cast, negate or invert the numbers of
     | {"Abs", "Identity", "Neg", "Pad", "QuantizeLinear", "Reciprocal", "Reshape", "Slice", "Split", "Sqrt"}
     | {"Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
 )
+
+
+def rotary_tables(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None] | None:
+    """Return the cosines and sines of all positions that a node reads, None for one that it lacks.
+
+    Return None for operators without rotary positions.
+    """
+    settings = SETTINGS.get(f"{node.domain}.{node.op_type}".lstrip("."), {})
+    places = {words: place for place, words in settings.items()}
+    if _COSINES not in places:
+        return None
+    cosines, sines = (
+        node.inputs[places[words]] if places[words] < len(node.inputs) else None for words in (_COSINES, _SINES)
+    )
+    return cosines, sines
 
 
 def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
