@@ -108,7 +108,9 @@ class FrozenWeights:
         one_of_each = {locations[name]: tensor for name, tensor in used.items()}
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
         files = {name: paths[location] for name, location in locations.items()}
+        there = {location for location, path in paths.items() if path.is_file()}
         held = {name for name in packed.intersection(used) if not self._is_readable(used[name])}  # only in memory
+        held |= {name for name, location in locations.items() if location not in there}
         folder = _above({files[name].parent for name in used if name not in held})  # onnxruntime supports only one
         far = [name for name in used if folder is None or name in held]
         if far:
@@ -128,8 +130,15 @@ class FrozenWeights:
         return slim
 
     def _is_readable(self, tensor: onnx.TensorProto) -> bool:
-        """Whether onnxruntime can read ``tensor`` from its file, where it lies at a multiple of its elements' size."""
-        return external_entry(tensor) not in self._moved and self._is_in_place(tensor)
+        """Whether onnxruntime can read ``tensor`` from its file, where it lies at a multiple of its elements' size.
+
+        Raises:
+            ModelError: the file was truncated, or overwritten, since it was mapped.
+        """
+        if external_entry(tensor) in self._moved or not self._is_in_place(tensor):
+            return False
+        self._read(tensor)
+        return True
 
 
 def repacked(model: onnx.ModelProto) -> set[str]:

@@ -103,11 +103,11 @@ class Given:
         self.settings.add_external_initializers(names, values)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_a_session_does_not_copy_what_lies_in_a_file(in_place: bool, library: native.Library, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["in place", "replaced", "removed"])
+def test_a_session_does_not_copy_what_lies_in_a_file(state: str, library: native.Library, tmp_path: Path) -> None:
     """It reads integers and scales where they are mapped; a float weight of a product is still packed.
 
-    It reads that from its file, or from memory if another file has replaced this one.
+    It reads that from its file, or from memory if another file has replaced this one; all weights, if there is none.
     """
     model, w = network(TensorProto.UINT4, 320, 256, 32, False, 2)
     model.graph.node.append(helper.make_node("MatMul", ["x", "f"], ["n"]))
@@ -125,12 +125,16 @@ def test_a_session_does_not_copy_what_lies_in_a_file(in_place: bool, library: na
         place = places[tensor.name]
         return raw[int(place["offset"]) :][: int(place["length"])]
 
-    weights = FrozenWeights(read, lambda _: tmp_path / "m.data", lambda _: in_place, list(lying.graph.initializer))
+    weights = FrozenWeights(
+        read, lambda _: tmp_path / "m.data", lambda _: state == "in place", list(lying.graph.initializer)
+    )
+    if state == "removed":
+        (tmp_path / "m.data").unlink()
     given = Given()
     library.add_to(given.settings)
     slim = weights.given_to(given, lying, copied=True)
     assert len(stored) == 3
-    assert given.copied == ([] if in_place else ["f"])
+    assert sorted(given.copied) == {"in place": [], "replaced": ["f"], "removed": sorted(stored)}[state]
     session = ort.InferenceSession(slim.SerializeToString(), given.settings, providers=CPU.providers)
     x = np.random.default_rng(2).normal(size=(5, 256)).astype(np.float32)
     y, n = session.run(["y", "n"], {"x": x, "v": np.zeros((1, 320), np.float32)})
