@@ -290,6 +290,8 @@ NOT_PACKED = {
 def test_files_with_pages_are_those_without(family: tuple[str, Any, Path], tmp_path: Path) -> None:
     """Scores and losses of a file for engines that batch texts of several lengths, which only GPUs run."""
     name, _, file = family
+    if name in families.WRITTEN_BY_OLDER:
+        pytest.skip("the older builder writes no pages")
     source = file.parent.parent / "hf"
     try:
         paged = families.build(
