@@ -37,7 +37,7 @@ USED = ("task", "rank", "alpha", "target", "kind", "dropout", "epochs", "batch_s
 
 @dataclass(frozen=True)
 class Kind:
-    """What a task of encoders with decoders reads and writes.
+    """A task of encoders with decoders: its data, and how its rows are read and shown.
 
     Attributes:
         read: reads data.

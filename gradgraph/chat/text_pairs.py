@@ -29,7 +29,7 @@ LONGEST = 512  # default maximum number of tokens of a text, and of an answer
 
 
 class Pairs(Loadable):
-    """What an encoder reads, and the answers as tokens, for the model of ``surgery.encoder_decoders.encoder_decoder``.
+    """Inputs of an encoder, and the answers as tokens, for the model of ``surgery.encoder_decoders.encoder_decoder``.
 
     The decoder reads the start token and all tokens of the answer but the last; the labels are the answer. Both are
     padded on the right to the longest of the batch.
@@ -66,7 +66,7 @@ class Pairs(Loadable):
     @property
     @abstractmethod
     def content(self) -> Any:
-        """What determines the batches, in JSON types."""
+        """Settings that determine the batches, in JSON types."""
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since answers have no classes; raise DataError if the step requires other inputs."""
