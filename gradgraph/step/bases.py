@@ -41,6 +41,7 @@ class Base:
         digest: the expected digest, if known.
         folder: the temporary folder that contains the file, if gradgraph wrote it.
         held: the open model file, if the weights are inside the model file.
+        modified: the time (in ns) at which the file had last been written when a step was built; None if unknown.
 
     Attributes:
         lasts: whether a saved step can refer to the file: it is neither temporary nor the model file itself.
@@ -51,6 +52,7 @@ class Base:
     digest: str | None = None
     folder: Folder | None = field(default=None, repr=False, compare=False)
     held: HeldFile | None = field(default=None, repr=False, compare=False)
+    modified: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def lasts(self) -> bool:
@@ -74,7 +76,8 @@ def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
         return Base(own.path, own.size, held=own)
     path = Path(path_of(tensor))
     ours = aside is not None and path.parent == aside.path
-    return Base(path, path.stat().st_size, folder=aside if ours else None)
+    status = path.stat()
+    return Base(path, status.st_size, folder=aside if ours else None, modified=status.st_mtime_ns)
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
@@ -151,7 +154,7 @@ def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
 def changed(path: Path) -> ModelError:
     """Return the error for a base file whose content has changed."""
     return ModelError(
-        f"'{shown(path)}', which contains frozen weights of a step, has changed since it was saved; {_REMEDY}"
+        f"'{shown(path)}', which contains frozen weights of a step, has changed since the step was built; {_REMEDY}"
     )
 
 

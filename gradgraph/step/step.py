@@ -284,6 +284,8 @@ class Step:
                 return base.held
             if base is not None:
                 file = MappedFile(base.path, base.digest, changed)
+                if base.modified not in (None, file.modified):
+                    raise changed(base.path)
             else:
                 assert self.folder is not None
                 file = MappedFile(self.folder / location, self._digests.get(location))

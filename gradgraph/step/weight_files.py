@@ -43,6 +43,11 @@ class MappedFile:
             reason = getattr(error, "strerror", None) or error
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
 
+    @property
+    def modified(self) -> int:
+        """The time (in ns) at which the file had last been written when it was opened."""
+        return self._status.st_mtime_ns
+
     def is_in_place(self) -> bool:
         """Whether the file is still at its path: no other file has replaced it."""
         return is_at(self._path, self._status)

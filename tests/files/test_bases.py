@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,22 @@ def test_a_step_that_is_built_leaves_large_weights_where_they_lie(model: Path) -
         for t in whole.graph.initializer
         if t.name in source
     )
+
+
+@pytest.mark.parametrize("how", ["replaced", "overwritten"])
+def test_a_file_that_changes_before_a_built_step_reads_it_is_refused(how: str, model: Path, tmp_path: Path) -> None:
+    moved = tmp_path / model.name
+    for file in (model, model.with_name("base.onnx.data")):
+        shutil.copy(file, tmp_path)
+    step, data = built(moved), tmp_path / "base.onnx.data"
+    time.sleep(0.01)  # file systems have times in steps of some milliseconds
+    if how == "replaced":
+        (tmp_path / "new").write_bytes(bytes(data.stat().st_size))
+        (tmp_path / "new").replace(data)
+    else:
+        data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(ModelError, match=r"base\.onnx\.data'.* has changed since the step was built"):
+        gg.Trainer(step, device="cpu").step(batch(step))
 
 
 def test_few_weights_are_taken_in(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +201,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "moved alone": (lambda p: (p / "sub").mkdir() or (p / "base.onnx.data").rename(p / "sub" / "x"), "is missing"),
     "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes instead of"),
-    "changed": (_spoil, "has changed since it was saved; restore it"),
+    "changed": (_spoil, "has changed since the step was built; restore it"),
     "fifo": (lambda p: ((p / "base.onnx.data").unlink(), os.mkfifo(p / "base.onnx.data")), "is not a regular file"),
     "absolute": (_named("/etc/passwd"), "its base_files are invalid"),
     "drive": (_named("c:/base.onnx.data"), "its base_files are invalid"),
