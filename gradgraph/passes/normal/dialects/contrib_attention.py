@@ -416,7 +416,7 @@ def group_query_attention(
     if any(x is not None for x in (k_scale, v_scale, *unsupported)):
         raise refuse(node, "has a quantized cache or queries of several lengths")
     heads = (num_heads, kv_num_heads, kv_num_heads)
-    parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
+    parts = [query, key, value] if key is not None else split_packed(op, query, heads)
     q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
     if q_norm_weight is not None and k_norm_weight is not None:  # over the head dimension
         q = rms_normalization(op, node, q, q_norm_weight, epsilon=q_norm_epsilon or qk_norm_epsilon)
@@ -505,8 +505,9 @@ def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, 
     return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
 
 
-def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list[Var]:
-    size = op.Div(op.dim(packed, 2), [sum(heads)])
+def split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list[Var]:
+    """Split queries, keys and values, packed along the last axis, by their numbers of heads."""
+    size = op.Div(op.dim(packed, packed.rank - 1), [sum(heads)])
     lengths = op.Concat(*(size * n for n in heads), axis=0)
     return list(op.Split(packed, lengths, axis=-1, outputs=3))
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.dialects.contrib import fused, refuse
-from gradgraph.passes.normal.dialects.contrib_attention import sink_changes
+from gradgraph.passes.normal.dialects.contrib_attention import sink_changes, split_packed
 from gradgraph.passes.normal.dialects.contrib_packed import Ragged
 from gradgraph.passes.normal.opsets.attention_formula import Masks, attend, merge_heads, rotate, shorter_than, visible
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
@@ -66,8 +66,7 @@ def paged_attention(
         raise refuse(node, "has a quantized cache")
     heads = (num_heads, kv_num_heads, kv_num_heads)
     if key is None:
-        size = op.Div(op.dim(query, 1), [sum(heads)])
-        query, key, value = op.Split(query, op.Concat(*(size * n for n in heads), axis=0), axis=-1, outputs=3)
+        query, key, value = split_packed(op, query, heads)
     q, k = (op.Reshape(x, [0, n, -1]) for x, n in ((query, num_heads), (key, kv_num_heads)))
     if q_norm_weight is not None and k_norm_weight is not None:
         q = rms_normalization(op, node, q, q_norm_weight, epsilon=qk_norm_epsilon)
