@@ -253,7 +253,8 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     """Write the model to ``path``, atomically.
 
     Weights are written to ``<name>.data`` next to ``path`` if they exceed INLINE_LIMIT bytes, or if the model has large
-    external weights (``large_outside``), so that they can be mapped again.
+    weights that are not in memory: external ones (``large_outside``), so that they can be mapped again, or ones that
+    are computed when they are read.
 
     The data file is written first, under a new name, so that the model file and its data always match.
 
@@ -289,6 +290,7 @@ def is_saved_external(model: ir.Model) -> bool:
     """Whether ``save_model`` writes the weights of ``model`` to a separate file."""
     return (
         any(own_file(tensor) is None for tensor in large_outside(model))
+        or bytes_of(v for v in stored_values(model) if isinstance(v.const_value, ir.LazyTensor)) >= LEAST_KEPT
         or bytes_of(stored_values(model)) > INLINE_LIMIT
     )
 

@@ -34,13 +34,6 @@ Array = np.ndarray[Any, Any]
 Known = set[ir.Value]  # the values that depend on stored values only
 
 
-def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Return a copy whose quantized weights are integers, if marked; large ones are computed when they are read."""
-    copy = model.clone()
-    store_integers(copy, lazily=True)
-    return copy
-
-
 def store_integers(model: ir.Model, lazily: bool = False) -> None:
     """Store quantized weights as integers, in place, if the model is marked for it.
 

@@ -34,7 +34,7 @@ from gradgraph.files.spilled import Folder
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
-from gradgraph.passes.stored_integers import with_stored_integers
+from gradgraph.passes.stored_integers import store_integers
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
@@ -60,8 +60,7 @@ class Quantized:
         result: the quantised model: an ``onnx_ir.Model`` if the original model was one (its large weights may be in a
             temporary file, which is deleted with it), otherwise an ``onnx.ModelProto``.
         samples: the number of calibration samples; 0 if only weights are integers.
-        bytes_before, bytes_after: file sizes of the original and the quantised model, accurate to a few bytes for each
-            large weight.
+        bytes_before, bytes_after: sizes of the weights and constants of the original and the quantised model.
         outputs: the deviation of each output from the float model's: on the calibration data, or without any on a
             random batch; empty if no random batch fits the model; None if the models were not compared.
     """
@@ -113,7 +112,7 @@ def quantized(model: Source, calibration: Any, batch_size: int = 32, compares: b
     ``compares`` has no effect with calibration data.
     """
     given, folder = load_runnable(model), Folder()
-    inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
+    inputs, outputs, before = _inputs(given), len(given.graph.outputs), bytes_of(stored_values(given))
     plan = DataNames.read_from(given.metadata_props).preprocess
     if plan is not None:  # table preprocessing is removed before quantising, and added again afterwards
         cut_off(given, plan)
@@ -125,9 +124,10 @@ def quantized(model: Source, calibration: Any, batch_size: int = 32, compares: b
     _move_to_file(given, folder, "floats")
     with passing_through([tensor.numpy() for tensor in large_outside(given)]):
         if calibration is None:
-            small, samples = _rounded(given), 0
-            _move_to_file(small, folder, "integers")
-            found = _compared_on_random_data(given, small) if compares else None
+            small, samples, found = _rounded(given), 0, None
+            if compares:
+                _move_to_file(small, folder, "integers")
+                found = _compared_on_random_data(given, small)
         else:
             plain = Predictor(given, device="cpu", packs=False)
             samples, batches = _read(calibration, plain, plain.fixed_rows or batch_size)
@@ -138,7 +138,7 @@ def quantized(model: Source, calibration: Any, batch_size: int = 32, compares: b
         small.meta[_FOLDER] = folder
     if inputs != _inputs(given):
         serve(small, DataNames.read_from(given.metadata_props), own_outputs=outputs > len(given.graph.outputs))
-    after = _file_size(small)
+    after = bytes_of(stored_values(small))
     return Quantized(small if isinstance(model, ir.Model) else to_proto(small), samples, before, after, found)
 
 
@@ -146,21 +146,12 @@ def _inputs(model: ir.Model) -> list[str | None]:
     return [value.name for value in model.graph.inputs]
 
 
-def _file_size(model: ir.Model) -> int:
-    """Return the file size of ``model`` in bytes, without the length fields of large weights."""
-    slim, weights = model.clone(), 0
-    for value in stored_values(slim):
-        size = bytes_of([value])
-        if size >= LEAST_BYTES or isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value, weights = ir.tensor(np.zeros(0, np.float32), name=value.name), weights + size
-    return weights + len(ir.to_proto(slim).SerializeToString())
-
-
 def _rounded(model: ir.Model) -> ir.Model:
     """Return ``model`` with only its weights stored as integers."""
     rounded = qat(model, weights="int8", activations=None)
     assert isinstance(rounded, ir.Model)
-    return with_stored_integers(rounded)
+    store_integers(rounded, lazily=True)
+    return rounded
 
 
 def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Model:

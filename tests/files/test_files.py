@@ -270,6 +270,18 @@ def test_large_weights_go_beside_the_model_and_an_overwritten_one_stays_whole(tm
     assert path.stat().st_size < 1000
 
 
+@pytest.mark.parametrize(("limit", "names"), [(12, ["m.onnx", "m.onnx.data"]), (1 << 20, ["m.onnx"])])
+def test_large_weights_that_are_computed_when_read_go_beside_the_model(tmp_path, monkeypatch, limit, names):
+    monkeypatch.setattr(files, "LEAST_KEPT", limit)
+    array = np.arange(2000, dtype=np.float32)
+    opened = ir.from_proto(model(ADD, [onnx.numpy_helper.from_array(array, "w")]))
+    lazy = ir.LazyTensor(lambda: ir.tensor(array, name="w"), ir.DataType.FLOAT, ir.Shape([2000]), name="w")
+    opened.graph.initializers["w"].const_value = lazy
+    save_model(opened, tmp_path / "m.onnx")
+    assert _names(tmp_path) == names
+    assert load_model(tmp_path / "m.onnx").graph.initializers["w"].const_value.numpy().tolist() == array.tolist()
+
+
 def test_a_model_whose_data_cannot_be_written_stays(tmp_path, monkeypatch):
     path = tmp_path / "m.onnx"
     save_model(_weighted(1.0), path)
