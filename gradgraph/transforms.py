@@ -44,7 +44,7 @@ from gradgraph.passes.normal.opsets.older import write_at
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 P = ParamSpec("P")
-Append = Callable[..., ir.Model]  # (model in normal form, output or outputs, wrt, allow_unused=, named_operators=)
+Append = Callable[..., ir.Model]  # (model in normal form, named_operators=)
 _MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, str) and value in get_args(Mode))
 _KINDS = {
     "output": TEXT.or_none(),
@@ -84,13 +84,11 @@ def transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Resu
             if out is not None:
                 check_suffix(out, ".onnx")
                 check_writable(out)
-            wrt, unused = options.get("wrt"), options.get("allow_unused", False)
-            work = normalise(model, parameters=wrt)
-            of = options["output"] if "output" in options else options.get("outputs")
+            work = normalise(model, parameters=options.get("wrt"))
             named_operators = backend != "portable"
             own = list(work.graph.inputs)
             with blaming(model):
-                append(work, of, wrt, allow_unused=unused, named_operators=named_operators)
+                append(work, named_operators=named_operators)
             align_product_ranks(write_missing_kernels(work))
             if named_operators:
                 write_for(work, chosen)
@@ -157,7 +155,8 @@ def value_and_grad(
         ModelError: if the result is too large for a ``ModelProto``.
         OutputError: if ``out`` cannot be written.
     """
-    return partial(append_gradients, recompute=as_recompute(recompute))
+    return partial(append_gradients, output=output, wrt=wrt, allow_unused=allow_unused,
+                   recompute=as_recompute(recompute))  # fmt: skip
 
 
 @transform()
@@ -191,7 +190,7 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return partial(append_vjp, recompute=as_recompute(recompute))
+    return partial(append_vjp, outputs=outputs, wrt=wrt, allow_unused=allow_unused, recompute=as_recompute(recompute))
 
 
 @transform()
@@ -225,7 +224,7 @@ def jvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return append_jvp
+    return partial(append_jvp, outputs=outputs, wrt=wrt, allow_unused=allow_unused)
 
 
 @transform()
@@ -259,7 +258,7 @@ def hvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return append_hvp
+    return partial(append_hvp, output=output, wrt=wrt, allow_unused=allow_unused)
 
 
 @transform(mode=_MODE, per_sample=FLAG)
@@ -305,7 +304,8 @@ def jacobian(
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
         ArgumentError: if there is no such mode.
     """
-    return partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
+    return partial(append_jacobian, output=output, wrt=wrt, mode=mode, per_sample=bool(per_sample),
+                   allow_unused=allow_unused)  # fmt: skip
 
 
 @transform(per_sample=FLAG)
@@ -346,7 +346,7 @@ def hessian(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return partial(append_hessian, per_sample=bool(per_sample))
+    return partial(append_hessian, output=output, wrt=wrt, per_sample=bool(per_sample), allow_unused=allow_unused)
 
 
 @transform(inputs=NAMES.or_none(), independent=FLAG)
@@ -392,4 +392,5 @@ def per_sample_gradients(
         DifferentiationError: as for ``value_and_grad``; also if samples are mixed, or no input has a symbolic batch
             axis.
     """
-    return partial(append_per_sample, inputs=inputs, independent=bool(independent))
+    return partial(append_per_sample, output=output, wrt=wrt, inputs=inputs, independent=bool(independent),
+                   allow_unused=allow_unused)  # fmt: skip

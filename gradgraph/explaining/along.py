@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gradgraph.autodiff.site_values import Baseline, baselines_of
 from gradgraph.backends import named
 from gradgraph.backends.engine import unrolls
 from gradgraph.errors import BuildError, DifferentiationError, shown
-from gradgraph.explaining.points import RULES, Around, Line, checked_weights, quadrature, reduced, zeros_of
+from gradgraph.explaining.points import RULES, Around, Line, Places, checked_weights, quadrature, reduced, zeros_of
 from gradgraph.files.models import Source
 from gradgraph.graph.builder import Var
 from gradgraph.transforms import Append, transform
@@ -94,45 +93,31 @@ def along(
     if weights is not None and reduce != "mean":
         raise BuildError(f"weights and reduce='{reduce}' exclude each other; remove one of them")
     scale = None if weights is None else checked_weights(weights, n)
-    place = (baseline, None) if noise is None else (noise, seed)
-    return partial(_append, n=n, place=place, rule=rule, reduce="sum" if weights is not None else reduce, scale=scale,
-                   chunk=chunk, unroll=unrolls(named(backend), unroll))  # fmt: skip
+    unrolled = unrolls(named(backend), unroll)
+    suffix = reduce if weights is None else "sum"
 
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        targets = _reduced_outputs(work.graph, outputs)
+        net = Net(work, _moving(work.graph, wrt, targets), targets, chunk, named_operators)
+        names = {x: x.name or "" for x in net.sites}
+        points: Places
+        if noise is None:
+            at, means = quadrature(rule, n)
+            points = Line(net, baselines_of(net, baseline, names, "baseline"), at)
+        else:
+            means = np.full(n, 1 / n)
+            points = Around(net, baselines_of(net, noise, names, "noise"), seed, n)
+        factors = {"mean": means, "sum": np.ones(n) if scale is None else scale, "stack": None}[suffix]
 
-def _append(
-    work: ir.Model,
-    outputs: Names,
-    wrt: Names,
-    *,
-    n: int,
-    place: tuple[Any, int | None],
-    rule: str,
-    reduce: str,
-    scale: np.ndarray | None,
-    chunk: int,
-    unroll: bool,
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    targets = _reduced_outputs(work.graph, outputs)
-    net = Net(work, _moving(work.graph, wrt, targets), targets, chunk, named_operators)
-    op, (given, seed) = net.op, place
-    names = {x: x.name or "" for x in net.sites}
-    values = baselines_of(net, given, names, "baseline" if seed is None else "noise")
-    at, weights = quadrature(rule, n)
-    points = Line(net, values, at) if seed is None else Around(net, values, seed, n)
-    if seed is not None:
-        weights = np.full(n, 1 / n)
-    if reduce == "sum":
-        weights = np.ones(n) if scale is None else scale
+        def evaluate(where: Mapping[ir.Value, Var], rows: int) -> list[Var]:
+            call = net.call(where, rows)
+            return [call[y] for y in net.results]
 
-    def evaluate(where: Mapping[ir.Value, Var], rows: int) -> list[Var]:
-        call = net.call(where, rows)
-        return [call[y] for y in net.results]
+        zeros = [zeros_of(net.op, net.graph, y) for y in net.results]
+        found = reduced(net, points, evaluate, factors, zeros, unrolled)
+        return net.finish([net.named(y, f"{like.name}.{suffix}") for y, like in zip(found, net.results, strict=True)])
 
-    zeros = [zeros_of(op, net.graph, y) for y in net.results]
-    found = reduced(net, points, evaluate, None if reduce == "stack" else weights, zeros, unroll)
-    return net.finish([net.named(y, f"{like.name}.{reduce}") for y, like in zip(found, net.results, strict=True)])
+    return append
 
 
 def _reduced_outputs(graph: ir.Graph, outputs: Names) -> list[ir.Value]:

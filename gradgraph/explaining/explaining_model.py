@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ from gradgraph.backends import named
 from gradgraph.backends.engine import unrolls
 from gradgraph.explaining import attacks
 from gradgraph.explaining.along import UNROLL
-from gradgraph.explaining.methods import METHODS, Method
+from gradgraph.explaining.methods import METHODS
 from gradgraph.explaining.subject import Subject, Target
 from gradgraph.files.models import Source
 from gradgraph.transforms import Append, transform
@@ -70,26 +69,13 @@ def explain(
     """
     chosen = METHODS.named(method)
     chosen.check(options, chunk)
-    return partial(_append, method=chosen, target=target, inputs=inputs, chunk=chunk,
-                   unroll=unrolls(named(backend), unroll), options=options)  # fmt: skip
+    unrolled = unrolls(named(backend), unroll)
 
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        subject = Subject(work, output, inputs, target, smooth=chosen.smooth, chunk=chunk, unroll=unrolled,
+                          named_operators=named_operators)  # fmt: skip
+        found = chosen.write(subject, **options)
+        results = [subject.net.named(subject.first[subject.output], subject.output.name or "")]
+        return subject.net.finish([*results, *(subject.net.named(y, name) for name, y in found)])
 
-def _append(
-    work: ir.Model,
-    output: str | None,
-    wrt: Names,
-    *,
-    method: Method,
-    target: Target,
-    inputs: Names,
-    chunk: int,
-    unroll: bool,
-    options: dict[str, Any],
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    subject = Subject(work, output, inputs, target, smooth=method.smooth, chunk=chunk, unroll=unroll,
-                      named_operators=named_operators)  # fmt: skip
-    found = method.write(subject, **options)
-    results = [subject.net.named(subject.first[subject.output], subject.output.name or "")]
-    return subject.net.finish([*results, *(subject.net.named(y, name) for name, y in found)])
+    return append

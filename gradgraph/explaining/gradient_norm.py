@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import onnx_ir as ir
 
@@ -56,37 +55,28 @@ def gradient_norm(
         BuildError, ModelError: if the output is not computed by a linear layer, or is binary.
         DifferentiationError: as for ``per_sample_gradients``.
     """
-    return partial(_append, p=p, temperature=temperature, independent=independent)
 
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        layer = last_layer(work.graph, output)
+        y, name = layer.output, layer.output.name or ""
+        if layer.is_binary:
+            raise BuildError(f"gradient_norm needs an output of several classes with a Softmax, but '{shown(name)}' is "
+                             "binary")  # fmt: skip
+        op = builder_for(work, named_operators)
+        scores = op.LogSoftmax(op.wrap(layer.logits) / temperature, axis=1)
+        loss = op.ReduceMean(-scores, [1], keepdims=0)  # the divergence without a constant
+        op.finish(work.graph)
+        work.graph.outputs.append(loss.value)
 
-def _append(
-    work: ir.Model,
-    output: str | None,
-    wrt: Names,
-    *,
-    p: int,
-    temperature: float,
-    independent: bool,
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    layer = last_layer(work.graph, output)
-    y, name = layer.output, layer.output.name or ""
-    if layer.is_binary:
-        raise BuildError(f"gradient_norm needs an output of several classes with a Softmax, but '{shown(name)}' is "
-                         "binary")  # fmt: skip
-    op = builder_for(work, named_operators)
-    scores = op.LogSoftmax(op.wrap(layer.logits) / temperature, axis=1)
-    loss = op.ReduceMean(-scores, [1], keepdims=0)  # the divergence without a constant
-    op.finish(work.graph)
-    work.graph.outputs.append(loss.value)
+        def results(op: Builder, gradients: Sequence[Var]) -> Mapping[str, Var]:
+            flat = op.Concat(*(op.Reshape(g, [-1]) for g in gradients), axis=0)
+            norm = op.ReduceL1(flat, [0], keepdims=0) if p == 1 else op.ReduceL2(flat, [0], keepdims=0)
+            y.name = op.fresh(f"{name}.row")
+            op.release(name)
+            return {name: op.Squeeze(op.wrap(y), [0]), f"{name}.gradient_norm": norm}
 
-    def results(op: Builder, gradients: Sequence[Var]) -> Mapping[str, Var]:
-        flat = op.Concat(*(op.Reshape(g, [-1]) for g in gradients), axis=0)
-        norm = op.ReduceL1(flat, [0], keepdims=0) if p == 1 else op.ReduceL2(flat, [0], keepdims=0)
-        y.name = op.fresh(f"{name}.row")
-        op.release(name)
-        return {name: op.Squeeze(op.wrap(y), [0]), f"{name}.gradient_norm": norm}
+        weights = layer.weight.name if wrt is None else wrt
+        return append_per_sample(work, loss.value.name, weights, independent=independent,
+                                 named_operators=named_operators, results=results)  # fmt: skip
 
-    return append_per_sample(work, loss.value.name, layer.weight.name if wrt is None else wrt, independent=independent,
-                             named_operators=named_operators, results=results)  # fmt: skip
+    return append

@@ -101,50 +101,35 @@ def iterate(
     if seed and not random_start:
         raise BuildError("seed selects the random start; pass random_start=True, or remove seed")
     ball = None if norm is None or radius is None else Ball(norm, radius, per_sample)
-    return partial(_append, n=n, update=updater(update), loss=loss, sign=-1.0 if maximize else 1.0, bounds=bounds,
-                   ball=ball, seed=seed if random_start else None, unroll=unrolls(named(backend), unroll))  # fmt: skip
+    rule, unrolled = updater(update), unrolls(named(backend), unroll)
 
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        outputs = [y.name or "" for y in work.graph.outputs]
+        inputs = [x.name or "" for x in work.graph.inputs if carries(x)]
+        target = loss_of(work, output, loss)
+        path = find_path(work, [target], select(work.graph, inputs if wrt is None else wrt, [target], inner=False))
+        known = {y.name: y for node in work.graph for y in node.outputs} | {y.name: y for y in work.graph.outputs}
+        target, results = path.targets[0], [known[name] for name in outputs]
+        net = Net(work, path.wrt, [*dict.fromkeys([target, *results])], named_operators=named_operators)
+        start: Points = net.here()
+        project = projection(net, bounds, ball)
+        if random_start and ball is not None:
+            source = RandomSource(net.op.const(initial_state(seed)))
+            start = project({x: v + ball.draw(net.op, source, v) for x, v in start.items()})
 
-def _append(
-    work: ir.Model,
-    output: str | None,
-    wrt: Names,
-    *,
-    n: int,
-    update: Rule,
-    loss: Any,
-    sign: float,
-    bounds: tuple[Any, Any] | None,
-    ball: Ball | None,
-    seed: int | None,
-    unroll: bool,
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    outputs = [y.name or "" for y in work.graph.outputs]
-    inputs = [x.name or "" for x in work.graph.inputs if carries(x)]
-    target = loss_of(work, output, loss)
-    path = find_path(work, [target], select(work.graph, inputs if wrt is None else wrt, [target], inner=False))
-    known = {y.name: y for node in work.graph for y in node.outputs} | {y.name: y for y in work.graph.outputs}
-    target, results = path.targets[0], [known[name] for name in outputs]
-    net = Net(work, path.wrt, [*dict.fromkeys([target, *results])], named_operators=named_operators)
-    start: Points = net.here()
-    project = projection(net, bounds, ball)
-    if seed is not None and ball is not None:
-        source = RandomSource(net.op.const(initial_state(seed)))
-        start = project({x: v + ball.draw(net.op, source, v) for x, v in start.items()})
+        def gradients(points: Points) -> tuple[Points, list[Var]]:
+            call = net.call(points)
+            y = call[target]
+            found = call.gradients(y, net.op.zeros_like(y) + (-1.0 if maximize else 1.0), net.sites)
+            return found, [net.op.Reshape(y, np.zeros(0, np.int64))]
 
-    def gradients(points: Points) -> tuple[Points, list[Var]]:
-        call = net.call(points)
-        y = call[target]
-        found = call.gradients(y, net.op.zeros_like(y) + sign, net.sites)
-        return found, [net.op.Reshape(y, np.zeros(0, np.int64))]
+        last, (history,) = iterated(net, n, gradients, rule, start, project, unrolled)
+        call = net.call(last)
+        found = [net.named(call[y], name) for y, name in zip(results, outputs, strict=True)]
+        found += [net.named(last[x], f"{x.name}.result") for x in net.sites]
+        return net.finish([*found, net.named(history, f"{target.name}.history")])
 
-    last, (history,) = iterated(net, n, gradients, update, start, project, unroll)
-    call = net.call(last)
-    found = [net.named(call[y], name) for y, name in zip(results, outputs, strict=True)]
-    found += [net.named(last[x], f"{x.name}.result") for x in net.sites]
-    return net.finish([*found, net.named(history, f"{target.name}.history")])
+    return append
 
 
 def loss_of(work: ir.Model, output: str | None, loss: Any) -> ir.Value:

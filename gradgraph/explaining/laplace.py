@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import onnx_ir as ir
 
 from gradgraph.arguments import ABOVE_ZERO, number, one_of
 from gradgraph.autodiff.append import builder_for
-from gradgraph.autodiff.select import Names
 from gradgraph.data.arrays.batch import Array, BatchChecker, on_host
 from gradgraph.data.preprocess.frames import is_table
 from gradgraph.data.sources.sources import Order, as_source, read_data
@@ -83,45 +81,33 @@ def laplace(
     """
     if likelihood == "classification" and sigma_noise != 1.0:
         raise BuildError("sigma_noise is the noise of a regression, and has no effect on a classification; remove it")
-    return partial(_append, data=data, noise=sigma_noise if likelihood == "regression" else None,
-                   structure=hessian_structure, prior=prior_precision, size=batch_size)  # fmt: skip
+    noise = sigma_noise if likelihood == "regression" else None
 
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        layer = last_layer(work.graph, output)
+        name = layer.output.name or ""
+        if noise is not None and layer.output is not layer.logits:
+            raise BuildError(f"the output '{shown(name)}' is a probability, not a number with noise; use "
+                             "likelihood='classification'")  # fmt: skip
+        curvature = _curvature(work, layer, data, noise, hessian_structure, batch_size)
+        op = builder_for(work, named_operators)
+        features, logits = op.wrap(layer.features), op.wrap(layer.logits)
+        if layer.has_bias:
+            ones = op.Expand(op.const(1.0, features.dtype), op.Concat(op.dims(features, 0, 1), op.const([1]), axis=0))
+            features = op.Concat(features, ones, axis=1)
+        variance = _VARIANCES[hessian_structure](op, features, curvature, prior_precision)
+        found = {f"{name}.variance": variance}
+        if noise is None:
+            scaled = logits / op.Sqrt(variance * (math.pi / 8) + 1.0)
+            found[f"{name}.probability"] = op.Sigmoid(scaled) if layer.is_binary else op.Softmax(scaled, axis=1)
+        results = [op.Identity(y, name=name).value for name, y in found.items()]
+        for y in results:
+            y.type, y.shape = layer.logits.type, layer.logits.shape
+        op.finish(work.graph)
+        work.graph.outputs.extend(results)
+        return clean_up(work)
 
-def _append(
-    work: ir.Model,
-    output: str | None,
-    wrt: Names,
-    *,
-    data: Any,
-    noise: float | None,
-    structure: str,
-    prior: float,
-    size: int,
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    layer = last_layer(work.graph, output)
-    name = layer.output.name or ""
-    if noise is not None and layer.output is not layer.logits:
-        raise BuildError(f"the output '{shown(name)}' is a probability, not a number with noise; use "
-                         "likelihood='classification'")  # fmt: skip
-    curvature = _curvature(work, layer, data, noise, structure, size)
-    op = builder_for(work, named_operators)
-    features, logits = op.wrap(layer.features), op.wrap(layer.logits)
-    if layer.has_bias:
-        ones = op.Expand(op.const(1.0, features.dtype), op.Concat(op.dims(features, 0, 1), op.const([1]), axis=0))
-        features = op.Concat(features, ones, axis=1)
-    variance = _VARIANCES[structure](op, features, curvature, prior)
-    found = {f"{name}.variance": variance}
-    if noise is None:
-        scaled = logits / op.Sqrt(variance * (math.pi / 8) + 1.0)
-        found[f"{name}.probability"] = op.Sigmoid(scaled) if layer.is_binary else op.Softmax(scaled, axis=1)
-    results = [op.Identity(y, name=name).value for name, y in found.items()]
-    for y in results:
-        y.type, y.shape = layer.logits.type, layer.logits.shape
-    op.finish(work.graph)
-    work.graph.outputs.extend(results)
-    return clean_up(work)
+    return append
 
 
 # --- curvature ------------------------------------------------------------------------------------------------

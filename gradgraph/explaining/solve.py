@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,31 @@ def solve(
         BuildError: if a bound or the target has another shape.
     """
     options = Options(n, METHODS.index(method) == 0, damping, cg, per_sample, unrolls(named(backend), unroll))
-    return partial(_append, options=options, bounds=bounds, goal=target)
+
+    def append(work: ir.Model, named_operators: bool) -> ir.Model:
+        y = target_of(work.graph, output)
+        given = [x.name or "" for x in work.graph.inputs if x.dtype is not None and x.dtype.is_floating_point()]
+        path = find_path(work, [y], select(work.graph, given if wrt is None else wrt, [y], inner=False))
+        if per_sample:
+            others = [x for x in path.wrt if x not in batch_of(work.graph, path, "use per_sample=False")]
+            if others:
+                raise BuildError(f"'{shown(others[0].name)}' has no row for each sample; use per_sample=False")
+        names, name = [x.name or "" for x in path.wrt], y.name or ""
+        work.graph.outputs[:] = path.targets
+        append_jvp(work, None, names, named_operators=named_operators)
+        known = {x.name: x for x in (*work.graph.inputs, *work.graph.initializers.values())}
+        y, tangent = work.graph.outputs
+        places = work.graph.inputs[-len(names) :]
+        net = Net(work, [*(known[x] for x in names), *places], [y, tangent], named_operators=named_operators)
+        for place in places:
+            net.graph.inputs.remove(place)
+        solver = _Solver(net, net.sites[: len(names)], places, y, tangent, options, bounds)
+        last, history = solver.solution(value_of(net, target, y, name, "target"))
+        found = [net.named(solver.call(last, last)[y], name)]
+        found += [net.named(x, f"{site.name}.result") for x, site in zip(last, solver.unknowns, strict=True)]
+        return net.finish([*found, net.named(history, f"{name}.history")])
+
+    return append
 
 
 @dataclass(frozen=True)
@@ -97,40 +120,6 @@ class Options:
     cg: int | None
     per_sample: bool
     unroll: bool
-
-
-def _append(
-    work: ir.Model,
-    output: str | None,
-    wrt: Names,
-    *,
-    options: Options,
-    bounds: tuple[Any, Any] | None,
-    goal: Any,
-    allow_unused: bool = False,
-    named_operators: bool = False,
-) -> ir.Model:
-    y = target_of(work.graph, output)
-    given = [x.name or "" for x in work.graph.inputs if x.dtype is not None and x.dtype.is_floating_point()]
-    path = find_path(work, [y], select(work.graph, given if wrt is None else wrt, [y], inner=False))
-    if options.per_sample:
-        others = [x for x in path.wrt if x not in batch_of(work.graph, path, "use per_sample=False")]
-        if others:
-            raise BuildError(f"'{shown(others[0].name)}' has no row for each sample; use per_sample=False")
-    names, name = [x.name or "" for x in path.wrt], y.name or ""
-    work.graph.outputs[:] = path.targets
-    append_jvp(work, None, names, named_operators=named_operators)
-    known = {x.name: x for x in (*work.graph.inputs, *work.graph.initializers.values())}
-    y, tangent = work.graph.outputs
-    places = work.graph.inputs[-len(names) :]
-    net = Net(work, [*(known[x] for x in names), *places], [y, tangent], named_operators=named_operators)
-    for place in places:
-        net.graph.inputs.remove(place)
-    solver = _Solver(net, net.sites[: len(names)], places, y, tangent, options, bounds)
-    last, history = solver.solution(value_of(net, goal, y, name, "target"))
-    found = [net.named(solver.call(last, last)[y], name)]
-    found += [net.named(x, f"{site.name}.result") for x, site in zip(last, solver.unknowns, strict=True)]
-    return net.finish([*found, net.named(history, f"{name}.history")])
 
 
 Vars = Sequence[Var]
