@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from scipy.sparse import issparse
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
@@ -21,6 +19,7 @@ from gradgraph.sklearn.estimator import Estimator, present
 from gradgraph.step.step import Step
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """A scikit-learn classifier for two or more classes, or for multilabel data.
 
@@ -54,37 +53,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """
 
     _are_labels = True
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | onnx.ModelProto | None = None,
-        *,
-        hidden: Sequence[int] = (64,),
-        loss: str | None = None,
-        optimizer: str = "adamw",
-        learning_rate: float = 2e-3,
-        optimizer_options: Mapping[str, Any] | None = None,
-        epochs: int = 50,
-        batch_size: int = 32,
-        class_weight: Any = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        train: str | Sequence[str] = "*",
-        fit_options: Mapping[str, Any] | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            model, hidden=hidden, loss=loss, optimizer=optimizer, learning_rate=learning_rate,
-            optimizer_options=optimizer_options, epochs=epochs, batch_size=batch_size, early_stopping=early_stopping,
-            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, tol=tol, warm_start=warm_start,
-            train=train, fit_options=fit_options, device=device, threads=threads, random_state=random_state,
-        )  # fmt: skip
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
         """Train a new model, or with ``warm_start`` continue to train the fitted one.

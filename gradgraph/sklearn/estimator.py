@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,51 +32,31 @@ from gradgraph.sklearn.sparse_rows import SparseRows
 from gradgraph.step.step import Step
 
 
+@dataclass(eq=False, repr=False)
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """The base class of classifier and regressor; arguments and attributes are documented in :class:`Classifier`."""
 
     _are_labels = False  # whether targets are class indices
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | onnx.ModelProto | None = None,
-        *,
-        hidden: Sequence[int] = (64,),
-        loss: str | None = None,
-        optimizer: str = "adamw",
-        learning_rate: float = 2e-3,
-        optimizer_options: Mapping[str, Any] | None = None,
-        epochs: int = 50,
-        batch_size: int = 32,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        tol: float = 1e-4,
-        warm_start: bool = False,
-        train: str | Sequence[str] = "*",
-        fit_options: Mapping[str, Any] | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.model = model
-        self.hidden = hidden
-        self.loss = loss
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.optimizer_options = optimizer_options
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.warm_start = warm_start
-        self.train = train
-        self.fit_options = fit_options
-        self.device = device
-        self.threads = threads
-        self.random_state = random_state
+    model: str | os.PathLike[str] | onnx.ModelProto | None = None
+    _: KW_ONLY
+    hidden: Sequence[int] = (64,)
+    loss: str | None = None
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    optimizer_options: Mapping[str, Any] | None = None
+    epochs: int = 50
+    batch_size: int = 32
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    tol: float = 1e-4
+    warm_start: bool = False
+    train: str | Sequence[str] = "*"
+    fit_options: Mapping[str, Any] | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    random_state: Any = None
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """Export the trained model as plain ONNX with its raw outputs: class scores, or values.
