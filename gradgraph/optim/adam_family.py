@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import PAIR, RATE, check_adam, check_range, decay_links, made
+from gradgraph.optim.recipe_parts import check_adam, check_range, checked_recipe, decay_links, made
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, zeros
 from gradgraph.optim.updates import adam_update, moments
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,8 +69,7 @@ def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, 
     return Transform("scale_by_adam", update, slots_from, arguments, apply=None if amsgrad else apply)
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
+@checked_recipe()
 def adam(
     lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -85,8 +83,7 @@ def adam(
     return made(lr, [*decay_links(weight_decay), scale_by_adam(betas, eps, amsgrad)])
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
+@checked_recipe()
 def adamw(
     lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),

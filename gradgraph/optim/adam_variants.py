@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import PAIR, RATE, check_adam, check_range, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import check_adam, check_range, checked_recipe, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.updates import moments
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,8 +51,7 @@ def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: floa
     return parameterwise("scale_by_nadam", arguments, each, zeros("exp_avg", "exp_avg_sq"), numbers)
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, momentum_decay=NUMBER, decoupled_weight_decay=FLAG)
+@checked_recipe()
 def nadam(
     lr: Rate = 2e-3,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -101,8 +99,7 @@ def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
     return parameterwise("scale_by_radam", arguments, each, zeros("exp_avg", "exp_avg_sq"), numbers)
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, decoupled_weight_decay=FLAG)
+@checked_recipe()
 def radam(
     lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -137,8 +134,7 @@ def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
     )
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
+@checked_recipe()
 def adamax(
     lr: Rate = 2e-3,
     betas: tuple[float, float] = (0.9, 0.999),

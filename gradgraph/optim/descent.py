@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
+from gradgraph.arguments import FINITE
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import PAIR, RATE, check_betas, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import check_betas, checked_recipe, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.updates import momentum_update
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,8 +46,7 @@ def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Tr
     return Transform("momentum", update, zeros("momentum_buffer"), arguments, apply=None if dampening else apply)
 
 
-@recipe
-@checked(lr=RATE, momentum=NUMBER, dampening=FINITE, weight_decay=NUMBER, nesterov=FLAG)
+@checked_recipe(dampening=FINITE)
 def sgd(
     lr: Rate = 1e-3,
     momentum: float = 0.0,
@@ -82,8 +81,7 @@ def _scale_by_lion(betas: tuple[float, float]) -> Transform:
     return parameterwise("scale_by_lion", {"betas": list(betas)}, each, zeros("exp_avg"))
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, weight_decay=NUMBER)
+@checked_recipe()
 def lion(
     lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **grouping: Unpack[Grouping]
 ) -> Optimizer:
@@ -116,8 +114,7 @@ def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, 
     return parameterwise("rprop_steps", arguments, each, init)
 
 
-@recipe
-@checked(lr=NUMBER, etas=PAIR, step_sizes=PAIR)
+@checked_recipe()
 def rprop(
     lr: float = 1e-2,
     etas: tuple[float, float] = (0.5, 1.2),

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NUMBER, Kind, checked
+from gradgraph.arguments import NUMBER, Kind
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import RATE, check_range, made, not_negative
+from gradgraph.optim.recipe_parts import check_range, checked_recipe, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise
 from gradgraph.optim.trust import norm
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 FLOORS = Kind(
     "a number or None, and a number, such as (None, 1e-3)",
@@ -88,8 +88,7 @@ def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
     return rows * columns / op.Max(mean, floor)
 
 
-@recipe
-@checked(lr=RATE, beta2_decay=NUMBER, eps=FLOORS, d=NUMBER, weight_decay=NUMBER)
+@checked_recipe(eps=FLOORS)
 def adafactor(
     lr: Rate = 1e-2,
     beta2_decay: float = -0.8,

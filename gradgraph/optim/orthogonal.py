@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
+from gradgraph.arguments import NUMBER, Kind
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.graph.weight_layouts import layout_of
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import RATE, below_one, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import below_one, checked_recipe, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.trust import norm
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 TRIPLE = Kind("three numbers", lambda v: isinstance(v, tuple | list) and len(v) == 3 and all(map(NUMBER.fits, v)))
 Triple = tuple[float, float, float]
@@ -81,9 +81,7 @@ def _check_is_matrix(p: Var) -> None:
         )
 
 
-@recipe
-@checked(lr=RATE, weight_decay=NUMBER, momentum=NUMBER, nesterov=FLAG, ns_coefficients=TRIPLE, eps=NUMBER,
-         ns_steps=WHOLE, adjust_lr_fn=TEXT)  # fmt: skip
+@checked_recipe(ns_coefficients=TRIPLE)
 def muon(
     lr: Rate = 1e-3,
     weight_decay: float = 0.1,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import RATE, check_range, made, not_negative
+from gradgraph.optim.recipe_parts import check_range, checked_recipe, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,8 +128,7 @@ def _two_loops(op: Builder, dots: Var, scale: Var, m: int) -> Var:
     return direction
 
 
-@recipe
-@checked(lr=RATE, history_size=WHOLE, tolerance_grad=NUMBER, tolerance_change=NUMBER)
+@checked_recipe()
 def lbfgs(
     lr: Rate = 1.0,
     history_size: int = 10,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from typing import ParamSpec
 
 import onnx_ir as ir
 
-from gradgraph.arguments import NUMBER, Kind
+from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError
 from gradgraph.optim.modifiers import Rate, add_decayed_weights, scale_by_learning_rate
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Optimizer, Transform, Vars
+from gradgraph.optim.weight_groups import recipe
+
+P = ParamSpec("P")
 
 RATE = Kind("a number, or a schedule such as gradgraph.optim.cosine(1e-3, 1000)",
             lambda value: isinstance(value, Schedule) or NUMBER.fits(value))  # fmt: skip
@@ -18,6 +24,19 @@ PAIR = Kind(
     "two numbers, such as (0.9, 0.999)",
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(NUMBER.fits, value)),
 )
+
+
+_KINDS = {"Rate": RATE, "float": NUMBER, "int": WHOLE, "bool": FLAG, "str": TEXT, "tuple[float, float]": PAIR}
+
+
+def checked_recipe(**kinds: Kind) -> Callable[[Callable[P, Optimizer]], Callable[P, Optimizer]]:
+    """Decorate a recipe as ``recipe`` does, and check its arguments by ``kinds``, or else by their annotations."""
+
+    def decorate(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
+        own = [p for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        return recipe(checked(**{p.name: kinds.get(p.name) or _KINDS[p.annotation] for p in own})(make))
+
+    return decorate
 
 
 def made(lr: Rate, links: list[Transform], scaled: bool = True) -> Optimizer:

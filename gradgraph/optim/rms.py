@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
 from gradgraph.optim.modifiers import Rate
-from gradgraph.optim.recipe_parts import RATE, below_one, check_range, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import below_one, check_range, checked_recipe, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise, zeros
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,8 +41,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
     return Transform("scale_by_rms", update, zeros(*slots_used), {"alpha": alpha, "eps": eps, "centered": centered})
 
 
-@recipe
-@checked(lr=RATE, alpha=NUMBER, eps=NUMBER, weight_decay=NUMBER, momentum=NUMBER, centered=FLAG)
+@checked_recipe()
 def rmsprop(
     lr: Rate = 1e-2,
     alpha: float = 0.99,
@@ -81,8 +79,7 @@ def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
     return parameterwise("scale_by_sums", arguments, each, init, numbers)
 
 
-@recipe
-@checked(lr=RATE, lr_decay=NUMBER, weight_decay=NUMBER, initial_accumulator_value=NUMBER, eps=NUMBER)
+@checked_recipe()
 def adagrad(
     lr: Rate = 1e-2,
     lr_decay: float = 0.0,
@@ -119,8 +116,7 @@ def _scale_by_deltas(rho: float, eps: float) -> Transform:
     return parameterwise("scale_by_deltas", {"rho": rho, "eps": eps}, each, zeros("square_avg", "acc_delta"))
 
 
-@recipe
-@checked(lr=RATE, rho=NUMBER, eps=NUMBER, weight_decay=NUMBER)
+@checked_recipe()
 def adadelta(
     lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **grouping: Unpack[Grouping]
 ) -> Optimizer:

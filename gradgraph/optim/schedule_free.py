@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
 from gradgraph.optim.modifiers import Rate, learning_rate
-from gradgraph.optim.recipe_parts import PAIR, RATE, below_one, check_adam, check_range, made, not_negative
+from gradgraph.optim.recipe_parts import below_one, check_adam, check_range, checked_recipe, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies, parameterwise
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,8 +79,7 @@ def _averaged_steps(
     return replace(steps, averages="x")
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, warmup_steps=WHOLE, r=NUMBER, weight_lr_power=NUMBER)
+@checked_recipe()
 def schedule_free_adamw(
     lr: Rate = 2.5e-3,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -99,8 +97,7 @@ def schedule_free_adamw(
     return made(lr, [steps], scaled=False)
 
 
-@recipe
-@checked(lr=RATE, momentum=NUMBER, weight_decay=NUMBER, warmup_steps=WHOLE, r=NUMBER, weight_lr_power=NUMBER)
+@checked_recipe()
 def schedule_free_sgd(
     lr: Rate = 1.0,
     momentum: float = 0.9,

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from gradgraph.arguments import NUMBER, checked
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import scale_by_adam
 from gradgraph.optim.descent import momentum_links
 from gradgraph.optim.modifiers import Rate, scale_by_learning_rate
-from gradgraph.optim.recipe_parts import PAIR, RATE, below_one, check_adam, decay_links, made, not_negative
+from gradgraph.optim.recipe_parts import below_one, check_adam, checked_recipe, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise
-from gradgraph.optim.weight_groups import Grouping, recipe
+from gradgraph.optim.weight_groups import Grouping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,8 +39,7 @@ def scale_by_trust_ratio() -> Transform:
     return parameterwise("scale_by_trust_ratio", {}, each)
 
 
-@recipe
-@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
+@checked_recipe()
 def lamb(
     lr: Rate = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -73,8 +71,7 @@ def _layer_rates(trust_coefficient: float, weight_decay: float, eps: float) -> T
     return parameterwise("layer_rates", arguments, each)
 
 
-@recipe
-@checked(lr=RATE, momentum=NUMBER, weight_decay=NUMBER, trust_coefficient=NUMBER, eps=NUMBER)
+@checked_recipe()
 def lars(
     lr: Rate = 1.0,
     momentum: float = 0.9,
