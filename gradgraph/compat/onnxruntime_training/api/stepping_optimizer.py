@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from gradgraph.arguments import PATH, checked
 from gradgraph.compat.onnxruntime_training.api.bound_run import BoundRun
-from gradgraph.compat.onnxruntime_training.api.training_state import Held, HeldGroup, placed, zeros
+from gradgraph.compat.onnxruntime_training.api.training_state import Held, placed, zeros
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.compat.onnxruntime_training.graphs.optimizer_graph import (
     ParameterSpec,
@@ -60,9 +61,8 @@ class Optimizer:
             self._fill(trained)
 
     @property
-    def _group(self) -> HeldGroup:
-        first = OptimizerGroup()
-        return self._state.groups.setdefault(GROUP, HeldGroup(first.step, first.initial_lr, {}))
+    def _group(self) -> OptimizerGroup[ort.OrtValue]:
+        return self._state.groups.setdefault(GROUP, OptimizerGroup())
 
     def _fill(self, trained: list[Held]) -> None:
         """Set all moments to zero if the state has none; otherwise check their shapes. Move them to the device."""

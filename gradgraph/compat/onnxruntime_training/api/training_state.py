@@ -45,21 +45,6 @@ class Held:
 
 
 @dataclass
-class HeldGroup:
-    """The state of an optimizer.
-
-    Attributes:
-        step: the number of updates so far.
-        initial_lr: the initial learning rate of a schedule.
-        moments: for each parameter, its moments by name.
-    """
-
-    step: int
-    initial_lr: float
-    moments: dict[str, dict[str, ort.OrtValue]]
-
-
-@dataclass
 class TrainingState:
     """The state shared by a module and an optimizer.
 
@@ -72,7 +57,7 @@ class TrainingState:
     """
 
     parameters: dict[str, Held]
-    groups: dict[str, HeldGroup]
+    groups: dict[str, OptimizerGroup[ort.OrtValue]]
     properties: dict[str, Property]
     nominal: bool
     placement: Placement = field(default=CPU)
@@ -86,7 +71,7 @@ class TrainingState:
             for name, array in arrays.items()
         }
         groups = {
-            name: HeldGroup(g.step, g.initial_lr, _mapped(g.moments, lambda _, array: placed(array, CPU)))
+            name: OptimizerGroup(g.step, g.initial_lr, _mapped(g.moments, lambda _, array: placed(array, CPU)))
             for name, g in checkpoint.groups.items()
         }
         return cls(dict(sorted(held.items())), groups, dict(checkpoint.properties), checkpoint.nominal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 import onnx
@@ -82,10 +83,7 @@ def without_large(model: onnx.ModelProto) -> onnx.ModelProto:
         getattr(light.graph, field).extend(getattr(graph, field))
     inputs = {v.name for v in graph.input}
     for tensor in graph.initializer:
-        count = 1
-        for d in tensor.dims:
-            count *= d
-        if count <= _LARGE:
+        if math.prod(tensor.dims) <= _LARGE:
             light.graph.initializer.append(tensor)
         elif tensor.name not in inputs:
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -6,11 +6,12 @@ has its tensors in a second file, ``<file>.data``.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ EXTERNAL = 1_800 << 20  # bytes of tensors: offsets in a flatbuffer have 31 bits
 SMALLEST_OUTSIDE = 64  # bytes: smaller tensors are never written to the second file
 GROUP = "group0"  # one group for all parameters
 
+T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Property = int | float | str
 
@@ -65,18 +67,18 @@ _SCHEMA: flatbuffer.Schema = {
 
 
 @dataclass
-class OptimizerGroup:
+class OptimizerGroup(Generic[T]):
     """The state of an optimizer.
 
     Attributes:
         step: the number of updates so far.
         initial_lr: the initial learning rate of a schedule.
-        moments: for each parameter, its moments by name ("momentum0", …).
+        moments: for each parameter, its moments by name ("momentum0", …): arrays, or tensors of onnxruntime.
     """
 
     step: int = 0
     initial_lr: float = float(np.float32(1e-3))
-    moments: dict[str, dict[str, Array]] = field(default_factory=dict)
+    moments: dict[str, dict[str, T]] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Checkpoint:
 
     trained: dict[str, Array] = field(default_factory=dict)
     frozen: dict[str, Array] = field(default_factory=dict)
-    groups: dict[str, OptimizerGroup] = field(default_factory=dict)
+    groups: dict[str, OptimizerGroup[Array]] = field(default_factory=dict)
     properties: dict[str, Property] = field(default_factory=dict)
     nominal: bool = False
 
@@ -148,7 +150,7 @@ class _Loading:
         properties = {row["name"]: row.get("value", none) for part, none in absent.items() for row in bag.get(part, [])}
         return Checkpoint(read["requires_grad_params"], read["frozen_params"], groups, properties, nominal)
 
-    def _group(self, group: Mapping[str, Any]) -> OptimizerGroup:
+    def _group(self, group: Mapping[str, Any]) -> OptimizerGroup[Array]:
         moments = {
             row["param_name"]: {t["name"]: self._tensor(t) for t in row.get("momentums", [])}
             for row in group.get("optimizer_states", [])
@@ -163,10 +165,7 @@ class _Loading:
             raise flatbuffer.DamagedError(f"'{name}' has an unknown element type") from None
         if nominal:
             return np.empty(0, dtype)
-        count = 1
-        for d in dims:
-            count *= d
-        size = count * dtype.itemsize
+        size = math.prod(dims) * dtype.itemsize
         offset = tensor.get("external_data_offset", -1)
         raw = tensor.get("raw_data", b"") if offset < 0 else self._external(offset, size)
         if dtype.hasobject or any(d < 0 for d in dims) or len(raw) != size:
