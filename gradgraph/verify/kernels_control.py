@@ -118,15 +118,6 @@ class SequenceAt(Kernel):
         return (sequence[int(np.asarray(position).item())],)
 
 
-class SplitToSequence(Kernel):
-    def _run(self, x: np.ndarray, split: np.ndarray | None = None, axis: int = 0, keepdims: int = 1) -> tuple[Arrays]:
-        if split is None:
-            rows = np.split(x, x.shape[axis], axis) if x.shape[axis] else []
-            return ([r if keepdims else np.squeeze(r, axis) for r in rows],)
-        ends = np.arange(int(split), x.shape[axis], int(split)) if np.ndim(split) == 0 else np.cumsum(split)[:-1]
-        return (np.split(x, ends, axis),)
-
-
 class Optional(Kernel):
     """Optional, whose value in this oracle is its element, or ``None`` if it is empty."""
 

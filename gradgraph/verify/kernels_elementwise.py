@@ -19,13 +19,6 @@ class Mean(Kernel):
         return (np.asarray(functools.reduce(np.add, xs) / len(xs), xs[0].dtype),)
 
 
-class Celu(Kernel):
-    """Celu in float64: the schema allows float32 only."""
-
-    def _run(self, x: np.ndarray, alpha: float) -> tuple[np.ndarray]:
-        return (np.asarray(np.maximum(x, 0) + np.minimum(alpha * np.expm1(x / alpha), 0), x.dtype),)
-
-
 class Softsign(Kernel):
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(x / (1 + np.abs(x)), x.dtype),)

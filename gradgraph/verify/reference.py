@@ -256,13 +256,7 @@ def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield all nodes, including those of subgraphs and functions."""
-    waiting = [*model.graph.node, *(n for function in model.functions for n in function.node)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                waiting += graph.node
+    return proto_nodes([*model.graph.node, *(n for function in model.functions for n in function.node)])
 
 
 # --- the same model in another precision -----------------------------------------------------------------
@@ -276,11 +270,6 @@ _FLOATS = frozenset(
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose float16, bfloat16 and float32 tensors, inputs, outputs, casts and constants are float64."""
     return in_precision(model, onnx.TensorProto.DOUBLE)
-
-
-def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose float16, bfloat16 and float64 tensors, inputs, outputs, casts and constants are float32."""
-    return in_precision(model, onnx.TensorProto.FLOAT)
 
 
 def in_precision(model: onnx.ModelProto, precision: int) -> onnx.ModelProto:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gradgraph.verify.reference import in_float32
+from gradgraph.verify.reference import in_precision
 
 Array = np.ndarray[Any, Any]
 Value = Array | list[Array] | None  # a tensor, a sequence of them, an optional without one
@@ -97,7 +97,7 @@ def _collected() -> Sequence[Any]:
 
 
 def _converted(case: Any, operator: str) -> Iterator[NodeCase]:
-    model = in_float32(case.model)
+    model = in_precision(case.model, onnx.TensorProto.FLOAT)
     graph = model.graph
     if not any(map(is_floating, graph.output)):
         return
