@@ -244,18 +244,7 @@ LocalResponseNorm = layer_of(__name__, "LocalResponseNorm", normalization.local_
 # --- the rest ------------------------------------------------------------------------------------
 
 
-class Dropout(Module):
-    """Dropout of elements with probability ``p`` in the training step; the identity in the exported file."""
-
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: TensorLike) -> Any:
-        return attention.dropout(x, self.p)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
+Dropout = layer_of(__name__, "Dropout", attention.dropout, "p inplace")
 
 
 class Embedding(Module):

@@ -101,15 +101,7 @@ def interpolate(
     return op.Resize(x, None, scales, shape=[*x.shape[:2], *scaled], **options)
 
 
-def upsample(
-    x: TensorLike,
-    size: Spatial | None = None,
-    scale_factor: float | Sequence[float] | None = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-) -> Tensor:
-    """``interpolate``, under its older name in PyTorch."""
-    return interpolate(x, size, scale_factor, mode, align_corners)
+upsample = interpolate  # its older name in PyTorch
 
 
 def pixel_shuffle(x: TensorLike, upscale_factor: int) -> Tensor:
