@@ -13,15 +13,8 @@ import numpy as np
 
 Feeds = Mapping[str, np.ndarray]
 EPSILON = 1e-5  # at this step ε, truncation errors (ε²f'''/6) and cancellation (1e-16/ε) are both near 1e-11
-STEPS = (
-    1e-5,
-    1e-6,
-    1e-7,
-    1e-8,
-    1e-9,
-    1e-10,
-    1e-11,
-)  # smaller steps cross fewer kinks, but are lost in rounding errors sooner
+# smaller steps cross fewer kinks, but are lost in rounding errors sooner
+STEPS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-11)
 BENT = 0.25  # minimum change of slope at a kink, relative to the gap between gradient and difference
 
 
@@ -161,30 +154,6 @@ def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float)
     gap = abs(analytic - slopes.central)
     error = 0.0 if gap == 0.0 else gap / (largest + slopes.noise / tolerance) if np.isfinite(gap) else float("inf")
     return error, largest * tolerance > slopes.noise
-
-
-def judged_at(
-    f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
-) -> Judgement:
-    """Return the comparison of ``g``, the gradient of ``f`` at ``name``, with differences along a random direction.
-
-    Other arguments are as for ``directional`` and ``judged``.
-    """
-    x, here = feeds[name], f(feeds)
-    ways = [rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape) for _ in range(4)]
-
-    def quotients(u: np.ndarray, step: float) -> Quotients:
-        up, down = (f({**feeds, name: x + sign * step * u}) for sign in (1.0, -1.0))
-        return Quotients((up - here) / step, (here - down) / step, 1e-15 * (1 + abs(here)) / step)
-
-    terms = ways[0] * g
-    return judged(
-        float(terms.sum()),
-        1.0 + float(np.abs(terms).sum()),
-        lambda step: quotients(ways[0], step),
-        lambda step: (quotients(u, step) for u in ways[1:]),
-        tolerance,
-    )
 
 
 def inner(weights: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:

@@ -17,7 +17,7 @@ import functools
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,8 +30,8 @@ import gradgraph.rules.families
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Case, Draw, Rule
-from gradgraph.verify import cases
-from gradgraph.verify.gradcheck import directional, inner, judged_at
+from gradgraph.verify import cases, gradcheck
+from gradgraph.verify.gradcheck import Judgement, Quotients, directional, inner
 from gradgraph.verify.reference import Oracle, in_float64
 
 Feeds = dict[str, np.ndarray]
@@ -249,7 +249,7 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
         f"gradient of {d.name}: {d.analytic:.9g}, by differences {d.numeric:.9g}"
         for d in directional(total, point, {x: wanted[f"{x}.grad"] for x in graph.wrt}, rng)
         if not d.error < DIFFERENCES[name]
-        and judged_at(total, point, d.name, wanted[f"{d.name}.grad"], rng, DIFFERENCES[name]).verdict == "wrong"
+        and _judged_at(total, point, d.name, wanted[f"{d.name}.grad"], rng, DIFFERENCES[name]).verdict == "wrong"
     ]
     if not isinstance(forward, str):
         apart = _apart(forward, ys, map(f, near), MARGINS[name])
@@ -267,6 +267,30 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
             wrong.append(f"the gradient does not run: {got}")
     operators = " ".join(graph.operators)
     return ("wrong", [f"({operators}) {w}" for w in wrong]) if wrong else ("right", [])
+
+
+def _judged_at(
+    f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
+) -> Judgement:
+    """Return the comparison of ``g``, the gradient of ``f`` at ``name``, with differences along a random direction.
+
+    Other arguments are as for ``directional`` and ``judged``.
+    """
+    x, here = feeds[name], f(feeds)
+    ways = [rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape) for _ in range(4)]
+
+    def quotients(u: np.ndarray, step: float) -> Quotients:
+        up, down = (f({**feeds, name: x + sign * step * u}) for sign in (1.0, -1.0))
+        return Quotients((up - here) / step, (here - down) / step, 1e-15 * (1 + abs(here)) / step)
+
+    terms = ways[0] * g
+    return gradcheck.judged(
+        float(terms.sum()),
+        1.0 + float(np.abs(terms).sum()),
+        lambda step: quotients(ways[0], step),
+        lambda step: (quotients(u, step) for u in ways[1:]),
+        tolerance,
+    )
 
 
 def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -> np.ndarray:
