@@ -5,6 +5,7 @@ No file outside the model's own directory is opened.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -215,6 +216,27 @@ def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path | HeldFile]) ->
     return ir.ExternalTensor(real.name, tensor.offset, tensor.length, tensor.dtype, base_dir=real.parent, **kept)
 
 
+def check_found(model: ir.Model) -> None:
+    """Raise ModelError if a file is missing to which the initializers of ``model`` refer."""
+    tensors = (v.const_value for v in stored_values(model))
+    paths = {tensor.path: tensor for tensor in tensors if type(tensor) is ir.ExternalTensor}
+    for path, tensor in paths.items():
+        with found(tensor):
+            Path(path).stat()
+
+
+@contextlib.contextmanager
+def found(tensor: ir.ExternalTensor) -> Iterator[None]:
+    """Return a context that converts the error about a missing file of ``tensor`` to a ModelError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ModelError(
+            f"'{shown(tensor.path)}', to which the model refers for the data of '{shown(tensor.name)}', is missing; "
+            "restore that file"
+        ) from None
+
+
 # --- writing ------------------------------------------------------------------------------------------
 
 
@@ -235,7 +257,9 @@ def store_inside(weights: Iterable[ir.Value]) -> None:
 
 
 def _held(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string,
+    with found(tensor):
+        array = tensor.numpy()
+    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string,
                      metadata_props=dict(tensor.metadata_props))  # fmt: skip
 
 
@@ -282,7 +306,7 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
         yield from pieces(tensor.numpy()) if _is_plain(tensor) else [tensor.tobytes()]
         return
     left = tensor.nbytes
-    with Path(tensor.path).open("rb", buffering=0) as file:
+    with found(tensor), Path(tensor.path).open("rb", buffering=0) as file:
         file.seek(tensor.offset or 0)
         while left:
             piece = file.read(min(left, READ))

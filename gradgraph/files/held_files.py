@@ -1,9 +1,10 @@
 """Weight files held open: tensors are read in place, and one mapping serves a whole file.
 
 If another file replaces a held file under its name, even one written by this command, the original is still read. If a
-held file is overwritten in place, reading raises ModelError. The model file itself is held open, too, for the weights
-inside it. (Windows does not allow replacing an open file: there, the model file is read at once, and external data are
-mapped on use.)
+held file is overwritten or truncated in place, every check raises ModelError: :class:`HeldFile` alone decides whether a
+file still has the bytes with which it was opened. The model file itself is held open, too, for the weights inside it.
+(Windows does not allow replacing an open file: there, the model file is read at once, and external data are mapped on
+use.)
 """
 
 from __future__ import annotations
@@ -33,20 +34,28 @@ class HeldFile:
         own: whether the file is the model file itself, with weights inside.
 
     Attributes:
+        path: the absolute path of the file.
+        stamp: device, inode, size and time of the last write, as text; unequal for different contents.
         location: the name by which external tensors refer to this file if it is the model file itself.
     """
 
     def __init__(self, path: Path, file: BinaryIO, own: bool) -> None:
-        self.path, self.own = path, own
+        self.path, self.own = path.absolute(), own
         self._handle = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._handle)
         self._was = self._now()
         status = os.fstat(self._handle)
-        self.location = "inside/" + "-".join(f"{n:x}" for n in (status.st_dev, status.st_ino, *self._was))
+        self.stamp = "-".join(f"{n:x}" for n in (status.st_dev, status.st_ino, *self._was))
+        self.location = f"inside/{self.stamp}"
 
     @property
     def size(self) -> int:
         return self._was[0]
+
+    @property
+    def modified(self) -> int:
+        """The time (in ns) at which the file had last been written when it was opened."""
+        return self._was[1]
 
     @functools.cached_property
     def content(self) -> Array:
@@ -69,19 +78,20 @@ class HeldFile:
         self._check_holds(end)
         while offset < end:
             piece = os.pread(self._handle, min(READ, end - offset), offset)
-            self.check_uncut()
+            self.check_unchanged()
             offset += len(piece)
             yield memoryview(piece)
 
-    def check_uncut(self) -> None:
-        """Raise ModelError if the file was changed since it was opened."""
+    def check_unchanged(self) -> None:
+        """Raise ModelError if the file was changed since it was opened; this takes about a microsecond."""
         self._check_holds(0)
 
     def _check_holds(self, end: int) -> None:
         if self._now() != self._was or self.size < end:
             raise ModelError(
-                f"'{shown(self.path)}', from which weights are read, was overwritten since the model was opened; open "
-                "it again (to replace a file in use, write another one and rename it)"
+                f"'{shown(self.path)}', from which weights are read, was overwritten or truncated since it was opened; "
+                "restore it and open the model or step again (to replace a file in use, write another one and rename "
+                "it)"
             )
 
     def _now(self) -> tuple[int, int]:
@@ -123,11 +133,11 @@ class HeldTensor(ir.ExternalTensor):
             self._array = raw.view(np.dtype(self.dtype.numpy()).newbyteorder("<")).reshape(self.shape.numpy())
 
     def __array__(self, dtype: Any = None) -> np.ndarray[Any, Any]:
-        self.file.check_uncut()
+        self.file.check_unchanged()
         return super().__array__(dtype)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        self.file.check_uncut()
+        self.file.check_unchanged()
         return super().numpy()
 
     def tobytes(self) -> bytes:

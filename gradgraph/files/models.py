@@ -21,6 +21,7 @@ from gradgraph.files.external import (
     DataFiles,
     attach,
     bytes_of,
+    check_found,
     data_names,
     external_entry,
     is_external,
@@ -84,6 +85,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     if isinstance(source, ir.Model):
         validate(source)
         check_metadata(source.metadata_props)
+        check_found(source)
         return _understood(_copy(source))
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))

@@ -203,7 +203,7 @@ class Trainer(Checkpoints):
             DivergedError: if the loss is NaN or infinite. The state is unchanged (unless ``in_place=True``); the error
                 contains the batch.
             ModelError: if onnxruntime fails. The state is unchanged, or lost if it was being overwritten
-                (``in_place``).
+                (``in_place``). Also if a file with weights was overwritten since the step was opened.
             BusyError: if ``fit`` is running in another thread.
         """
         session = self._session

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files.external import point_at, store_inside, stored_values
-from gradgraph.files.held_files import HeldFile, own_file
+from gradgraph.files.external import found, point_at, store_inside, stored_values
+from gradgraph.files.held_files import HeldFile, HeldTensor
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_in_file, large_outside, path_of, place_of
 from gradgraph.files.spilled import Folder, spill
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.step.manifest import BASES
+from gradgraph.step.weight_files import weight_file
 
 MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models may hold; protobuf ends at 2**31
 
@@ -40,10 +41,11 @@ class Base:
         size: its size in bytes.
         digest: the expected digest, if known.
         folder: the temporary folder that contains the file, if gradgraph wrote it.
-        held: the open model file, if the weights are inside the model file.
+        held: the open file, if it has been held open since the model was loaded.
         modified: the time (in ns) at which the file had last been written when a step was built; None if unknown.
 
     Attributes:
+        own: whether the file is the model file itself, with weights inside.
         lasts: whether a saved step can refer to the file: it is neither temporary nor the model file itself.
     """
 
@@ -55,8 +57,29 @@ class Base:
     modified: int | None = field(default=None, repr=False, compare=False)
 
     @property
+    def own(self) -> bool:
+        return self.held is not None and self.held.own
+
+    @property
     def lasts(self) -> bool:
-        return self.folder is None and self.held is None
+        return self.folder is None and not self.own
+
+    def opened(self) -> HeldFile:
+        """Return the open file.
+
+        Raises:
+            ModelError: if the file cannot be read, or is not the one that the step was built on or saved with.
+        """
+        if self.held is not None:
+            return self.held
+        file = weight_file(self.path, self.digest, changed)
+        if self.modified not in (None, file.modified):
+            raise changed(self.path)
+        return file
+
+    def elsewhere(self) -> Base:
+        """Return this base as another process opens it, for copies and pickles."""
+        return self if self.held is None else replace(self, held=None)
 
 
 # --- a built step -----------------------------------------------------------------------------------------
@@ -66,17 +89,28 @@ def bases_of(model: ir.Model) -> dict[str, Base]:
     """Return the files with the large external weights of ``model``, by location; empty if there are few such weights.
 
     Weights in memory that exceed protobuf's limit are first moved to a temporary file, in place.
+
+    Raises:
+        ModelError: if a file is missing, or if two tensors were loaded from it before and after it was replaced.
     """
     aside = spill(model, LEAST_BYTES, MOST_IN_MEMORY)
-    return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
+    bases: dict[str, Base] = {}
+    for tensor in large_outside(model):
+        base = _base_of(tensor, aside)
+        known = bases.setdefault(place_of(tensor), base)
+        if known.modified != base.modified or known.size != base.size:
+            raise changed(base.path)
+    return bases
 
 
 def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
-    if (own := own_file(tensor)) is not None:
-        return Base(own.path, own.size, held=own)
+    if isinstance(tensor, HeldTensor):
+        file = tensor.file
+        return Base(file.path, file.size, held=file, modified=file.modified)
     path = Path(path_of(tensor))
     ours = aside is not None and path.parent == aside.path
-    status = path.stat()
+    with found(tensor):
+        status = path.stat()
     return Base(path, status.st_size, folder=aside if ours else None, modified=status.st_mtime_ns)
 
 
@@ -148,7 +182,7 @@ def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
         raise ModelError(f"{what} is not a regular file; {_REMEDY}")
     if status.st_size != entry["bytes"]:
         raise ModelError(f"{what} has {status.st_size:,} bytes instead of {entry['bytes']:,}; {_REMEDY}")
-    return Base(path, status.st_size, entry["digest"])
+    return Base(path.absolute(), status.st_size, entry["digest"])  # for processes that change their folder
 
 
 def changed(path: Path) -> ModelError:

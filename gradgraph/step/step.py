@@ -36,7 +36,7 @@ from gradgraph.errors import BuildError, Finding, ModelError, escaped, listed, s
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
-from gradgraph.files.held_files import HeldFile
+from gradgraph.files.held_files import HeldFile, HeldTensor
 from gradgraph.files.models import check_fits, structured
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import step_of, wrong_kind
@@ -59,7 +59,7 @@ from gradgraph.step.folder import (
 )
 from gradgraph.step.manifest import Manifest, StateSpec
 from gradgraph.step.summary import summary
-from gradgraph.step.weight_files import MappedFile
+from gradgraph.step.weight_files import weight_file
 
 __all__ = ["Manifest", "StateSpec", "Step"]
 
@@ -73,7 +73,7 @@ class Step:
     Args:
         train, init, eval: the three models in the table above; for several named steps, ``train`` is a dict by name.
         manifest: the role of each input and output of the models.
-        folder: the folder that the models were loaded from; it contains their external data.
+        folder: the absolute path of the folder that the models were loaded from; it contains their external data.
         bases: external files with weights of the models, by location.
         findings: warnings of the build, such as weights that are not trained; empty for a loaded step.
         taken: notes of the build, one line each: image preprocessing read from a file, and the weights matched by each
@@ -102,7 +102,7 @@ class Step:
     built_apart: Callable[[], Step] | None = field(default=None, init=False, repr=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    _mapped: dict[str, MappedFile] = field(default_factory=dict, init=False, repr=False)
+    _held: dict[str, HeldFile] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         given: Any = self.train
@@ -192,6 +192,8 @@ class Step:
         found = {}
         for location, base in lasting.items():
             file = self._file(location)  # compares it with the digest, if known
+            if not file.is_in_place():
+                raise changed(base.path)
             digest = base.digest or digest_of(file.pieces(0, base.size))
             found[location] = path_from(folder, base.path), replace(base, digest=digest)
         return found
@@ -226,7 +228,7 @@ class Step:
         init, eval_ = models.pop("init"), models.pop("eval")
         separate = {n: models.pop(n) for n in HALVES if n in models}
         train: Any = dict(zip(manifest.parts, models.values(), strict=True)) if manifest.steps else models["train"]
-        step = cls(train, init, eval_, manifest, folder=folder, bases=bases, separate=separate)
+        step = cls(train, init, eval_, manifest, folder=folder.absolute(), bases=bases, separate=separate)
         step._init_stamp, step._digests = init_stamp, digests
         step._take_in_small()
         return step
@@ -241,30 +243,38 @@ class Step:
     def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         """Return the bytes of an external weight, memory-mapped.
 
-        A file is mapped and compared with its digest when one of its weights is first used. If the file is replaced
-        later, the mapping still has the old content.
-
         Raises:
-            ModelError: if the file has changed since it was saved, or was truncated.
+            ModelError: as for :meth:`file_of`.
         """
         entry = self._entry(tensor)
         return self._file(entry.location).part(entry.offset, entry.length)
 
-    def file_of(self, tensor: onnx.TensorProto) -> Path:
-        """Return the resolved path of the file that contains an external weight."""
+    def file_of(self, tensor: onnx.TensorProto) -> HeldFile:
+        """Return the open file that contains an external weight.
+
+        A file is opened and compared with its digest when one of its weights is first used. If another file replaces it
+        later, the original is still read.
+
+        Raises:
+            ModelError: if the file has changed since the step was built or saved, or was overwritten since it was
+                opened.
+        """
+        file = self._file(self._entry(tensor).location)
+        file.check_unchanged()
+        return file
+
+    def content_of(self, tensor: onnx.TensorProto) -> str:
+        """Return text that identifies the content of the file of an external weight: its digest, or else its stamp."""
         location = self._entry(tensor).location
         base = self.bases.get(location)
-        return (base.path if base is not None else (self.folder or Path()) / location).resolve()
-
-    def is_in_place(self, tensor: onnx.TensorProto) -> bool:
-        """Whether the file that :meth:`external` maps is still at its path."""
-        return self._file(self._entry(tensor).location).is_in_place()
+        digest = self._digests.get(location) if base is None else base.digest
+        return digest or self.file_of(tensor).stamp
 
     def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
         """Yield the bytes of an external weight in pieces, releasing the memory of each piece.
 
         Raises:
-            ModelError: as for :meth:`external`.
+            ModelError: as for :meth:`file_of`.
         """
         entry = self._entry(tensor)
         return self._file(entry.location).pieces(entry.offset, entry.length)
@@ -278,55 +288,45 @@ class Step:
             )
         return entry
 
-    def _file(self, location: str) -> MappedFile | HeldFile:
-        if location not in self._mapped:
-            if (base := self.bases.get(location)) is not None and base.held is not None:
-                return base.held
-            if base is not None:
-                file = MappedFile(base.path, base.digest, changed)
-                if base.modified not in (None, file.modified):
-                    raise changed(base.path)
+    def _file(self, location: str) -> HeldFile:
+        if location not in self._held:
+            if (base := self.bases.get(location)) is not None:
+                self._held[location] = base.opened()
             else:
                 assert self.folder is not None
-                file = MappedFile(self.folder / location, self._digests.get(location))
-            self._mapped[location] = file
-        return self._mapped[location]
+                self._held[location] = weight_file(self.folder / location, self._digests.get(location))
+        return self._held[location]
 
-    def check_uncut(self) -> None:
-        """Raise ModelError if a mapped file was truncated: reading it would kill the process."""
-        for file in list(self._mapped.values()):  # a copy: another trainer of this step may map a file meanwhile
-            file.check_uncut()
-        for base in self.bases.values():
-            if base.held is not None:
-                base.held.check_uncut()
+    def check_unchanged(self) -> None:
+        """Raise ModelError if an open file was overwritten or truncated, which the sessions that map it would follow.
+
+        This takes about a microsecond per file.
+        """
+        for file in list(self._held.values()):  # a copy: another trainer of this step may open a file meanwhile
+            file.check_unchanged()
 
     def release_init(self) -> None:
         """Drop the initial weights from memory if they are in a file; ``init`` reads them again on access."""
         if self._init_stamp:
             vars(self).pop("init", None)
-            self._mapped.pop(INIT_FILE, None)
+            self._held.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles.
 
-        It includes the weights that are inside a held model file. Other weight files are mapped again when used.
+        It includes the weights that are inside the model file. Other weight files are opened again when used.
         ``built_apart`` is not included.
         """
-        held = {location for location, base in self.bases.items() if base.held is not None}
-        if not held:
-            return {**vars(self), "_mapped": {}, "built_apart": None}
-        whole = {name: self._with(self._model(name), held) for name in model_names(self.manifest)}
+        own = {location for location, base in self.bases.items() if base.own}
+        bases = {location: base.elsewhere() for location, base in self.bases.items() if location not in own}
+        state = {**vars(self), "bases": bases, "_held": {}, "built_apart": None}
+        if not own:
+            return state
+        whole = {name: self._with(self._model(name), own) for name in model_names(self.manifest)}
         trains = dict(zip(self.trains, whole.values(), strict=False))
-        own = {"init": whole["init"], "eval": whole["eval"], **({} if self.manifest.steps else {"train": trains[""]})}
-        return {
-            **vars(self),
-            **own,
-            "trains": trains,
-            "separate": {name: whole[name] for name in self.separate},
-            "bases": {location: base for location, base in self.bases.items() if location not in held},
-            "_mapped": {},
-            "built_apart": None,
-        }
+        models = {"init": whole["init"], "eval": whole["eval"], "trains": trains}
+        models |= {} if self.manifest.steps else {"train": trains[""]}
+        return {**state, **models, "separate": {name: whole[name] for name in self.separate}}
 
     def _with(self, model: onnx.ModelProto, locations: Collection[str]) -> onnx.ModelProto:
         """Return a copy of ``model`` with the external weights at ``locations`` stored inside."""
@@ -384,28 +384,26 @@ class Step:
 
         Args:
             model: a model of this step, or derived from one.
-            mapped: let external weights refer to the memory mappings of this step, which do not follow later changes to
-                the files. Otherwise they refer to the files; only weights in temporary files and in model files still
-                refer to the mappings.
+            mapped: let external weights be arrays in mapped memory. Otherwise they refer to the open files, except for
+                weights in temporary files and in model files.
 
         Raises:
             ModelError: if ``model`` is malformed.
         """
         work = structured(model)
         for tensor in filter(is_external, model.graph.initializer):
-            array = self.external(tensor)  # compares the file with its digest
-            value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
-            own = (base := self.bases.get(self._entry(tensor).location)) is not None and not base.lasts
-            if (mapped or own) and is_packed(tensor):
-                value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
+            entry, file = self._entry(tensor), self.file_of(tensor)
+            kind, shape = ir.DataType(tensor.data_type), ir.Shape(tensor.dims)
+            value, base = work.graph.initializers[tensor.name], self.bases.get(entry.location)
+            if not mapped and (base is None or base.lasts):
+                value.const_value = HeldTensor(file, entry.offset, kind, shape=shape, name=tensor.name)
                 continue
-            if mapped or own:  # a temporary file is deleted with this step, but its mapping remains valid
-                array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
-                value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
+            array = file.part(entry.offset, entry.length)  # remains valid after a temporary file is deleted
+            if is_packed(tensor):
+                value.const_value = ir.PackedTensor(array, kind, shape=shape, name=tensor.name)
                 continue
-            path, entry = self.file_of(tensor), self._entry(tensor)
-            value.const_value = ir.ExternalTensor(path.name, entry.offset, entry.length, kind, name=tensor.name,
-                                                  shape=ir.Shape(tensor.dims), base_dir=path.parent)  # fmt: skip
+            array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
+            value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
         return work
 
     @property

@@ -296,7 +296,7 @@ def test_a_file_that_is_written_over_is_refused(how: str, inline: Path, tmp_path
         lambda: to_proto(model),
     ]
     for use in uses:
-        with pytest.raises(ModelError, match="was overwritten since the model was opened"):
+        with pytest.raises(ModelError, match="was overwritten or truncated since it was opened"):
             use()
     assert not any((tmp_path / name).exists() for name in ("exported.onnx", "step", "out.onnx"))
 

@@ -106,7 +106,7 @@ class Evaluator:
 
         Samples whose labels are all ignored are skipped. ``step`` is the step whose loss is returned.
         """
-        self._definition.check_uncut()
+        self._definition.check_unchanged()
         bound, loss, index = self._session.evaluation(averaged), column(step, "loss"), -1
         unread = self._checker.specs.keys() - bound.inputs
         with self._checker.any_may_be_ignored(), released(bound, self._checker):
@@ -124,7 +124,7 @@ class Evaluator:
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
         """Return the mean results of each step, and the totals that other columns are computed from, over all ranks."""
-        self._definition.check_uncut()
+        self._definition.check_unchanged()
         # one mean per step, since the numbers of counted labels may differ between steps
         means = {step: WeightedMeans() for step in self._parts}
         bound, totals = self._session.evaluation(averaged), dict[str, Array]()
@@ -161,7 +161,7 @@ class Evaluator:
 
         For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
-        self._definition.check_uncut()
+        self._definition.check_unchanged()
         bound, checker = self._session.prediction(averaged), self._prediction_checker
         parts = []
         filling = replace(order, fills=True, augments=False)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from gradgraph.errors import ModelError, shown
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, lie_in, location_of
+from gradgraph.files.held_files import HeldFile
 from gradgraph.files.large_weights import LEAST_KEPT
 from gradgraph.files.mapped import Array, passing_through
 from gradgraph.files.models import to_proto
@@ -24,7 +26,6 @@ from gradgraph.files.spilled import Folder, spill_arrays
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.step.bases import bases_of, to_proto_beside
 from gradgraph.step.step import Step
-from gradgraph.step.weight_files import MappedFile
 
 log = logging.getLogger("gradgraph")
 
@@ -36,9 +37,7 @@ class FrozenWeights:
     """Initializers with external data, mapped into memory.
 
     Args:
-        read: returns the bytes of an initializer, in mapped memory.
-        file_of: returns the file of an initializer.
-        is_in_place: returns whether that file still has the bytes that ``read`` returns, rather than another file.
+        file_of: returns the open file of an initializer.
 
     Attributes:
         size: total size in bytes; a part of a file that several initializers share counts once.
@@ -47,21 +46,45 @@ class FrozenWeights:
         ModelError: if a file was changed or truncated.
     """
 
-    def __init__(
-        self,
-        read: Callable[[onnx.TensorProto], np.ndarray[Any, Any]],
-        file_of: Callable[[onnx.TensorProto], Path],
-        is_in_place: Callable[[onnx.TensorProto], bool],
-        tensors: Sequence[onnx.TensorProto],
-    ) -> None:
-        self._read, self._file_of, self._is_in_place = read, file_of, is_in_place
+    def __init__(self, file_of: Callable[[onnx.TensorProto], HeldFile], tensors: Sequence[onnx.TensorProto]) -> None:
+        self._file_of = file_of
+        self._files = {external_entry(tensor).location: file_of(tensor) for tensor in tensors}
         self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
         self._raw: list[np.ndarray[Any, Any]] = []
-        lying = [(tensor, read(tensor)) for tensor in tensors]
+        lying = [(tensor, self._read(tensor)) for tensor in tensors]
         self._moved, self._folder = _at_whole_addresses(lying)
         for tensor, raw in lying:
             self._value(tensor, raw)
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
+
+    def _read(self, tensor: onnx.TensorProto) -> Array:
+        """Return the bytes of an initializer, mapped; raise ModelError if its file was changed."""
+        entry = external_entry(tensor)
+        return self._file_of(tensor).part(entry.offset, entry.length)
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError if a file was overwritten or truncated since it was opened."""
+        for file in self._files.values():
+            file.check_unchanged()
+
+    @contextlib.contextmanager
+    def read_by_path(self) -> Iterator[None]:
+        """Return a context in which onnxruntime opens the files by their paths, and in which nobody may change them.
+
+        Raises:
+            ModelError: if a file was overwritten, truncated or replaced meanwhile.
+        """
+        self.check_unchanged()
+        before = [file for file in self._files.values() if file.is_in_place()]
+        try:
+            yield
+        finally:
+            self.check_unchanged()
+            if lost := next((file for file in before if not file.is_in_place()), None):
+                raise ModelError(
+                    f"'{shown(lost.path)}', which contains weights, was replaced or removed while onnxruntime read it; "
+                    "try again"
+                )
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
         """Return an OrtValue over the bytes of an initializer: ``raw``, or by default its mapped file.
@@ -106,20 +129,21 @@ class FrozenWeights:
         packed = repacked(model) if copied else set()
         locations = {name: location_of(tensor) for name, tensor in used.items()}
         one_of_each = {locations[name]: tensor for name, tensor in used.items()}
-        paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
-        files = {name: paths[location] for name, location in locations.items()}
-        there = {location for location, path in paths.items() if path.is_file()}
-        held = {name for name in packed.intersection(used) if not self._is_readable(used[name])}  # only in memory
-        held |= {name for name, location in locations.items() if location not in there}
+        opened = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
+        files = {name: opened[location].path.resolve() for name, location in locations.items()}
+        in_place = {location for location, file in opened.items() if file.is_in_place()}
+        # only in memory; onnxruntime folds constants of weights in files from those files, even if it is given values
+        held = {name for name, location in locations.items() if location not in in_place}
+        held |= {name for name in packed.intersection(used) if external_entry(used[name]) in self._moved}
         folder = _above({files[name].parent for name in used if name not in held})  # onnxruntime supports only one
         far = [name for name in used if folder is None or name in held]
         if far:
             settings.add_external_initializers(far, [self._value(used[name]) for name in far])
+        if not copied:
+            settings.add_session_config_entry("session.disable_prepacking", "1")
         if folder is None:
             return model
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        if not copied:
-            settings.add_session_config_entry("session.disable_prepacking", "1")
         slim = onnx.ModelProto()
         slim.CopyFrom(model)
         for tensor in slim.graph.initializer:
@@ -128,17 +152,6 @@ class FrozenWeights:
                     settings.add_initializer(tensor.name, self._value(used[tensor.name]))
                 lie_in(tensor, files[tensor.name].relative_to(folder).as_posix())
         return slim
-
-    def _is_readable(self, tensor: onnx.TensorProto) -> bool:
-        """Whether onnxruntime can read ``tensor`` from its file, where it lies at a multiple of its elements' size.
-
-        Raises:
-            ModelError: the file was truncated, or overwritten, since it was mapped.
-        """
-        if external_entry(tensor) in self._moved or not self._is_in_place(tensor):
-            return False
-        self._read(tensor)
-        return True
 
 
 def repacked(model: onnx.ModelProto) -> set[str]:
@@ -200,25 +213,15 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
     if not bases:
         return to_proto(model), None
     proto = to_proto_beside(model, bases)
-    files = {location: base.held or MappedFile(base.path, None) for location, base in bases.items()}
-
-    def read(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-        entry = external_entry(tensor)
-        return files[entry.location].part(entry.offset, entry.length)
-
-    def file_of(tensor: onnx.TensorProto) -> Path:
-        return bases[external_entry(tensor).location].path.resolve()
-
-    def is_in_place(tensor: onnx.TensorProto) -> bool:
-        return files[external_entry(tensor).location].is_in_place()
-
-    return proto, FrozenWeights(read, file_of, is_in_place, [t for t in proto.graph.initializer if is_external(t)])
+    files = {location: base.opened() for location, base in bases.items()}
+    outside = [t for t in proto.graph.initializer if is_external(t)]
+    return proto, FrozenWeights(lambda tensor: files[location_of(tensor)], outside)
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
     """Map the external initializers of a step's models; raise ModelError if a file was changed or truncated."""
     tensors = [t for model in models for t in model.graph.initializer if is_external(t)]
-    return FrozenWeights(step.external, step.file_of, step.is_in_place, tensors)
+    return FrozenWeights(step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:

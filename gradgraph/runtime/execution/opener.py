@@ -20,7 +20,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.machine_requirements import check_runs_here
 from gradgraph.backends.ort_cuda.cuda_kernels import without_kernel
 from gradgraph.errors import GradgraphError, listed
-from gradgraph.files.external import is_external
+from gradgraph.files.external import is_external, location_of
 from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_with_weights, external_weights
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
@@ -213,7 +213,10 @@ class Opener:
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
         names = [spec.name for spec in self._manifest.batch], [s.next for s in self._manifest.state]
-        return openings.key_of(model, backend, self.placement, self.options, names, *further)
+        files = {location_of(t): t for t in model.graph.initializer if is_external(t)}
+        # onnxruntime folds constants of external weights, whose bytes are not in the model
+        contents = sorted((location, self._definition.content_of(t)) for location, t in files.items())
+        return openings.key_of(model, backend, self.placement, self.options, names, contents, *further)
 
     def _training_key(self, model: onnx.ModelProto, sizes: Sizes, *settings: object) -> str | None:
         chosen = self._tuner and sorted(self._tuner.chosen.items())

@@ -336,8 +336,9 @@ def create_session(
         raise ModelError(
             "the model exceeds 2 GB including its weights; save the step to a folder and load it from there"
         ) from None
-    read = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
-    with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read, memory(settings):
+    read = weights.read_by_path() if weights is not None else contextlib.nullcontext()
+    released = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
+    with read, explained("onnxruntime refuses the model"), warnings.catch_warnings(), released, memory(settings):
         warnings.simplefilter("ignore", UserWarning)  # onnxruntime's only sign of a fallback; checked below instead
         session = survives_forks(
             options.session_type(

@@ -153,6 +153,7 @@ class StepSession:
             TerminatedError: if ``options.terminate`` was set. The state is unchanged; a step that overwrites it
                 finishes first.
         """
+        self.definition.check_unchanged()
         rates = part.rates
         try:
             changed = hyperparameters != rates.given
@@ -301,6 +302,7 @@ class StepSession:
         if not self.team.is_first:
             self.team.lend()
             return
+        self.definition.check_unchanged()
         with self.turns.taken():
             values, beside = self.team.kept(self.state.seen())
             write_atomically(path, checkpoint_pieces(values, self.progress, beside))

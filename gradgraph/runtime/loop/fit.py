@@ -326,7 +326,6 @@ class Fit:
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
         """Train on the remaining batches of the epoch; return False if stopped before its end."""
-        self.session.definition.check_uncut()
         p, evaluates = self.progress, self.options.eval_every is not None
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
@@ -345,6 +344,7 @@ class Fit:
                         return False
                     if self._stopped or p.batch == total:
                         break
+        self.session.definition.check_unchanged()  # the last step of the epoch may have read a changed file
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
