@@ -170,7 +170,7 @@ class Step:
             raise BuildError(f"named steps ({listed(self.manifest.steps)}) do not support separate gradients; build a "
                              "single step")  # fmt: skip
         again = None if self.built_apart is None else self.built_apart()
-        if again is None or again.eval != self.eval:
+        if again is None or again.eval != self.eval or again._contents() != self._contents():
             raise BuildError(
                 "this step has no gradient.onnx and apply.onnx" if again is None else
                 "the model of this step has changed since it was built, so it cannot be split into gradient and "
@@ -269,6 +269,9 @@ class Step:
         base = self.bases.get(location)
         digest = self._digests.get(location) if base is None else base.digest
         return digest or self.file_of(tensor).stamp
+
+    def _contents(self) -> list[str]:
+        return [self.content_of(tensor) for tensor in self.eval.graph.initializer if is_external(tensor)]
 
     def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
         """Yield the bytes of an external weight in pieces, releasing the memory of each piece.

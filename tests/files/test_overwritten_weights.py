@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import gradgraph as gg
-from gradgraph.errors import ModelError
+from gradgraph.errors import BuildError, ModelError
 from gradgraph.files import large_weights
 from gradgraph.files.held_files import HeldFile
 from gradgraph.files.models import load_model, save_model
@@ -190,6 +190,11 @@ def test_a_model_that_was_loaded_before_its_file_changed_is_built_from_its_own_b
     assert gg.Trainer(step, device="cpu").evaluate(BATCH) == wanted
     with pytest.raises(ModelError, match=rf"{DATA}', .* has changed since the step was built"):
         step.save(tmp_path / "shared", share_weights=True)
+    step = built(path)
+    step.apart()
+    replace(tmp_path / DATA)
+    with pytest.raises(BuildError, match="the model of this step has changed since it was built"):
+        step.apart()
     path = network(tmp_path / "m.onnx")
     model = load_model(path)
     overwrite(tmp_path / DATA)
