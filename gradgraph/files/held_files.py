@@ -9,6 +9,7 @@ use.)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -22,6 +23,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.mapped import READ, Array, is_at
+from gradgraph.files.untrusted.regular import reason_of
 
 CAN_HOLD = os.name != "nt"
 
@@ -41,7 +43,8 @@ class HeldFile:
 
     def __init__(self, path: Path, file: BinaryIO, own: bool) -> None:
         self.path, self.own = path.absolute(), own
-        self._handle = os.dup(file.fileno())
+        with self._reading():
+            self._handle = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._handle)
         self._was = self._now()
         status = os.fstat(self._handle)
@@ -60,8 +63,17 @@ class HeldFile:
     @functools.cached_property
     def content(self) -> Array:
         """All bytes of the file, memory-mapped."""
-        whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # empty: not mappable
+        with self._reading():
+            whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # empty: not mappable
         return np.frombuffer(whole, np.uint8)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Convert errors of the operating system, such as too many open files, to a ModelError."""
+        try:
+            yield
+        except OSError as error:
+            raise ModelError(f"'{shown(self.path)}' cannot be read ({reason_of(error)})") from None
 
     def is_in_place(self) -> bool:
         """Whether the file is still at its path: no other file has replaced it."""

@@ -9,7 +9,7 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.files.digest import digest_of
 from gradgraph.files.held_files import HeldFile
 from gradgraph.files.mapped import pieces_of
-from gradgraph.files.untrusted.regular import open_regular
+from gradgraph.files.untrusted.regular import open_regular, reason_of
 from gradgraph.step.manifest import DIGESTS
 
 
@@ -30,9 +30,8 @@ def weight_file(path: Path, digest: str | None, refusal: Callable[[Path], ModelE
             if digest is not None and digest_of(pieces_of(file)) != digest:
                 raise (refusal or not_as_saved)(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"cannot read '{shown(path)}', which contains weights of a step ({shown(reason)}); restore it, or build "
+            f"cannot read '{shown(path)}', which contains weights of a step ({reason_of(error)}); restore it, or build "
             "the step again"
         ) from None
     held.check_unchanged()  # whoever writes to it meanwhile

@@ -277,3 +277,19 @@ def test_a_file_is_unchanged_until_it_is_written(tmp_path: Path) -> None:
     os.truncate(tmp_path / "linked", 99)
     with pytest.raises(ModelError, match=REFUSED.replace(" ?", "")):
         held.check_unchanged()
+
+
+@needs_posix
+def test_too_many_open_files_are_an_error_with_a_remedy(tmp_path: Path) -> None:
+    import resource
+
+    path = network(tmp_path / "m.onnx")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    data = load_model(path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        for use in (lambda: load_model(path), lambda: data.graph.initializers["w"].const_value.numpy()):
+            with pytest.raises(ModelError, match="too many files are open: raise the limit"):
+                use()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

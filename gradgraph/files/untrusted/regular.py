@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import BinaryIO
@@ -79,5 +80,7 @@ def regular_text(path: str | os.PathLike[str], most: int | None = None) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error message, safe to print; the class of the error if it is empty."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "too many files are open: raise the limit, as by ulimit -n 8192, or store external data in one file"
     strerror = error.strerror if isinstance(error, OSError) else None
     return shown((strerror or str(error)).split("\n", 1)[0] or type(error).__name__)
