@@ -82,7 +82,7 @@ class Prompts:
         else:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             text = template.render(messages, add_generation_prompt=True)
-        ((ids, _),) = self.encoder.tokenizer.spans([text], template is None)
+        (ids,) = self.encoder.tokenizer.ids([text], template is None)
         if template is None and ids and ids[-1] in self.stop:
             ids = ids[:-1]  # some tokenizers append an end token to every text
         if not ids:

@@ -325,7 +325,7 @@ def windows_of(data: Questions, tokenizer: Tokenizer, longest: int, stride: int)
     questions = [row.question.lstrip() for row in data.rows]
     rooms = tokenizer.rooms(questions, longest)
     small = [i for i, room in enumerate(rooms) if room <= stride]
-    sizes = (len(ids) for ids, _ in tokenizer.spans([data.rows[i].context for i in small], False))
+    sizes = (len(ids) for ids in tokenizer.ids([data.rows[i].context for i in small], False))
     full = next((i for i, size in zip(small, sizes, strict=True) if size > rooms[i]), None)
     if full is not None:
         raise DataError(

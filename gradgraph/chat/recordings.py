@@ -118,7 +118,7 @@ def read_recordings(request: Request, data: Any) -> Recordings:
     features, prompt, longest = features_of(request), prompt_of(request).tokens, request.longest(LONGEST, POSITIONS)
     records, files, texts = _rows(request, data)
     end = [_number(request, "<|endoftext|>")]
-    answers = [[*prompt, *ids, *end] for ids, _ in tokenizer.spans(texts, False)]
+    answers = [[*prompt, *ids, *end] for ids in tokenizer.ids(texts, False)]
     seconds = features.samples / features.rate
     kept, resampled = list[int](), set[int]()
     for i, (file, answer) in enumerate(zip(files, answers, strict=True)):
@@ -285,7 +285,7 @@ def _usual_language(request: Request, generation: Mapping[str, Any], languages: 
         return named.strip("<|>")
     forced = generation.get("forced_decoder_ids") or request.base.described.get("forced_decoder_ids") or ()
     numbers = [pair[1] for pair in forced if isinstance(pair, list) and len(pair) == 2]
-    numbers += next(request.tokenizer.spans([""], True))[0]  # what it adds to each text
+    numbers += next(request.tokenizer.ids([""], True))  # what it adds to each text
     codes = {number: code for code, number in languages.items()}
     return next((codes[number] for number in numbers if isinstance(number, int) and number in codes), None)
 

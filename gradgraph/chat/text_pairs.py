@@ -181,7 +181,7 @@ def read_texts(request: Request, data: Any) -> TextPairs:
     if rows.kind != "prompt" or not all(isinstance(row[n], str) for row in rows for n in ("prompt", "completion")):
         raise DataError(f"{rows.where} has no texts in prompt and completion, which {recipe.task} requires; name them")
     longest = request.longest(LONGEST)
-    found = [[*tokenizer.spans([row[name] for row in rows], True)] for name in ("prompt", "completion")]
+    found = [[*tokenizer.spans([row[name] for row in rows], True, False)] for name in ("prompt", "completion")]
     for i, ((text, _), (answer, _)) in enumerate(zip(*found, strict=True)):
         check_tokens((text, answer), rows.place(i), request.base.vocabulary)
     over = [i for i, both in enumerate(zip(*found, strict=True)) if any(len(ids) > longest for ids, _ in both)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from gradgraph.chat import Encoder, read
+from gradgraph.data.texts.tokenizer import Tokenizer as Ours
+from gradgraph.errors import DataError
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -151,3 +154,99 @@ def test_texts_as_they_stand_have_no_holes(name: str, row: dict[str, str], tmp_p
     )
     if "text" in row:
         assert first == around
+
+
+# --- characters without a token -------------------------------------------------------------------------------------
+
+KNOWN, FOREIGN = "abc de", "\N{FOX FACE}\u65e5\u0301\u00e9"
+SEPARATED = (
+    "{% for m in messages %}<|begin|>{{ m.role[0] }}<|endoftext|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>a<|endoftext|>{% endif %}"
+)
+
+
+def characters(unknown: str | None, words: bool = False, **options: Any) -> Tokenizer:
+    """A BPE of characters; without an unknown token, it drops those that it does not know."""
+    letters = [*KNOWN, "u", "ab", "ca", *([unknown] if unknown else [])]
+    merges = [("a", "b"), ("c", "a")]
+    made = Tokenizer(models.BPE({t: i for i, t in enumerate(letters)}, merges, unk_token=unknown, **options))
+    if words:
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+def some_bytes() -> Tokenizer:
+    """The bytes of \u00e9 have tokens, those of other characters do not."""
+    letters = [pair for c in (*KNOWN, "u", "\u00e9") for pair in pre_tokenizers.ByteLevel(False).pre_tokenize_str(c)]
+    made = Tokenizer(models.BPE({t: i for i, t in enumerate(sorted({c for piece, _ in letters for c in piece}))}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
+
+
+def word_pieces() -> Tokenizer:
+    pieces = ["[UNK]", *KNOWN, "u", "ab", "##c", "##d"]
+    made = Tokenizer(models.WordPiece({t: i for i, t in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def unigrams() -> Tokenizer:
+    pieces = [("<unk>", 0.0), *((t, -2.0) for t in KNOWN), ("u", -2.0), ("ab", -3.0), ("ca", -3.5)]
+    return Tokenizer(models.Unigram(pieces, 0, False))
+
+
+RANDOM: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": byte_level, "some bytes": some_bytes, "characters": lambda: characters("?"),
+    "characters, fused": lambda: characters("?", fuse_unk=True), "dropped": lambda: characters(None),
+    "dropped in words": lambda: characters(None, words=True), "word pieces": word_pieces, "unigrams": unigrams,
+}  # fmt: skip
+
+
+def shifts(made: Tokenizer, texts: list[str]) -> bool:
+    """Whether a word has a character without tokens before one with tokens: each is encoded alone."""
+    splits = made.pre_tokenizer
+    words = [w for text in texts for w, _ in (splits.pre_tokenize_str(text) if splits else [(text, (0, 0))])]
+    known = made.get_vocab()
+    return any(
+        made.model.unk_token is None and any(c not in known for c in word.rstrip("".join({*word} - known.keys())))
+        for word in words
+    )
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_masks_of_random_texts_are_those_of_their_parts(name: str, tmp_path: Path) -> None:
+    """Special tokens separate the parts, so that each can be encoded alone; wrong spans are rejected."""
+    made, rng = RANDOM[name](), random.Random(0)
+    made.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    encoder = Encoder(folder_of(made, tmp_path))
+    (tmp_path / "chat_template.jinja").write_text(SEPARATED)
+    rejected = 0
+    for _ in range(60):
+        letters = KNOWN * 3 + (FOREIGN if rng.random() < 0.7 else "")
+        said = ["".join(rng.choices(letters, k=rng.randint(1, 9))) + "a" for _ in range(2)]
+        rows = read(
+            [{"messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)]}]
+        )
+        if type(made.model).__name__ == "BPE" and shifts(made, said):
+            rejected += 1
+            with pytest.raises(DataError, match=r"has no token for .* \(U\+[0-9A-F]+\) and drops it"):
+                encoder(rows)
+            continue
+        around = [("<|begin|>", role, "<|endoftext|>", text, "<|end|>") for role, text in zip("ua", said, strict=True)]
+        parts = list(itertools.chain(*around))
+        encoded = [made.encode(part, add_special_tokens=False).ids for part in parts]
+        (tokens,) = encoder(rows)
+        assert tokens.ids.tolist() == [*itertools.chain(*encoded)]
+        assert tokens.learnt.tolist() == [i >= 8 for i, part in enumerate(encoded) for _ in part]
+    assert (rejected > 0) == (name in ("some bytes", "dropped", "dropped in words"))
+
+
+def test_a_dropped_character_is_named_only_if_it_misplaces_tokens(tmp_path: Path) -> None:
+    characters(None, words=True).save(str(tmp_path / "tokenizer.json"))
+    ours = Ours(tmp_path / "tokenizer.json")
+    assert list(ours.spans(["ab \u65e5 c\u65e5 d"], False)) == [([7, 2, 4], [(0, 2), (5, 6), (8, 9)])]
+    with pytest.raises(DataError, match=r"'\u65e5' \(U\+65E5\)"):
+        list(ours.spans(["ab", "a\u65e5b"], False))
+    with pytest.raises(DataError, match=r"'\u65e5' \(U\+65E5\)"):
+        list(ours.windows([("a", "a\u65e5b")], 8, 0))
+    assert list(ours.ids(["a\u65e5b"], False)) == [[7]], "the tokens alone are known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -191,7 +192,9 @@ class Tokenizer:
         """Return the text of tokens, with or without special tokens."""
         return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=not special))
 
-    def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    def spans(
+        self, texts: Sequence[str], special: bool, checks: bool = True
+    ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the token ids of each text, without truncation, and the character span [start, end) of each token.
 
         Spans include spaces that the tokenizer trims, but not spaces that a special token absorbs.
@@ -199,28 +202,80 @@ class Tokenizer:
         Args:
             special: whether to add special tokens around a text; their span is (−1, −1). Pass False if the texts
                 contain them already.
+            checks: whether to reject texts whose spans are wrong, since the tokenizer drops one of their characters.
 
         Raises:
-            DataError: the tokenizer fails.
+            DataError: the tokenizer fails, or a text is rejected.
         """
-        try:
+        with _explained("check the texts"):
             self._untrimmed.no_truncation()
             added = {number: token.content for number, token in self._runner.get_added_tokens_decoder().items()}
             for first in range(0, len(texts), CHUNK):
                 part = list(texts[first : first + CHUNK])
+                if checks:
+                    self._check_places(part)
                 for text, one in zip(part, self._untrimmed.encode_batch(part, add_special_tokens=special), strict=True):
                     spans = [_own(text, added.get(n), *span) for n, span in zip(one.ids, one.offsets, strict=True)]
                     spans = [NOWHERE if put else s for s, put in zip(spans, one.special_tokens_mask, strict=True)]
                     yield _once(one.ids, spans) if special else (one.ids, spans)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            raise DataError(f"the tokenizer failed ({reason_of(error)}); check the texts") from None
+
+    def ids(self, texts: Sequence[str], special: bool) -> Iterator[list[int]]:
+        """Yield the token ids of each text, without truncation; ``special`` is as for :meth:`spans`.
+
+        Raises:
+            DataError: the tokenizer fails.
+        """
+        return (ids for ids, _ in self.spans(texts, special, checks=False))
+
+    def _check_places(self, texts: Sequence[str]) -> None:
+        """Raise DataError if the spans of tokens of a text would be wrong, since the tokenizer drops a character.
+
+        The package's BPE model without an unknown token drops characters that it has no token for, and shifts the spans
+        of all tokens after them in the same word.
+        """
+        if self._by_character is None:
+            return
+        unknown = self._by_character.token_to_id(_UNKNOWN)
+        for text, one in zip(
+            texts, self._by_character.encode_batch(list(texts), add_special_tokens=False), strict=True
+        ):
+            tokens = list(zip(one.ids, one.word_ids, one.offsets, strict=True))
+            last = {word: i for i, (number, word, _) in enumerate(tokens) if number != unknown}
+            for i, (number, word, span) in enumerate(tokens):
+                if number == unknown and i < last.get(word, 0):
+                    raise _dropped(text[slice(*span)])
+
+    @functools.cached_property
+    def _by_character(self) -> Any:
+        """The tokenizer without merges and with an unknown token, so that each character has its own token.
+
+        None if the tokenizer drops no characters.
+        """
+        model = self._runner.model
+        if type(model).__name__ != "BPE" or model.unk_token is not None or self._has_all_bytes:
+            return None
+        whole = json_of(self._runner.to_str().encode(), largest=LARGEST)
+        whole["model"]["vocab"][_UNKNOWN] = max(whole["model"]["vocab"].values(), default=-1) + 1
+        whole["model"] |= {"unk_token": _UNKNOWN, "fuse_unk": False, "merges": [], "dropout": None}
+        made = type(self._runner).from_buffer(json.dumps(whole).encode())
+        made.no_truncation()
+        return made
+
+    @property
+    def _has_all_bytes(self) -> bool:
+        """Whether texts are encoded as bytes, and all 256 have a token."""
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        parts, model = (self._runner.pre_tokenizer, self._runner.normalizer), self._runner.model
+        if not any(b"ByteLevel" in part.__getstate__() for part in parts if part is not None):
+            return False
+        is_plain = model.continuing_subword_prefix is None and model.end_of_word_suffix is None
+        return is_plain and self._runner.get_vocab(with_added_tokens=False).keys() >= set(ByteLevel.alphabet())
 
     def rooms(self, texts: Sequence[str], length: int) -> list[int]:
         """Return how many of ``length`` tokens are left to the second text of a pair with each of these texts."""
         special = self._runner.num_special_tokens_to_add(True)
-        return [length - special - len(ids) for ids, _ in self.spans(texts, False)]
+        return [length - special - len(ids) for ids in self.ids(texts, False)]
 
     def windows(self, pairs: Sequence[tuple[str, str]], length: int, stride: int) -> Iterator[list[Window]]:
         """Yield the windows of each pair: of at most ``length`` tokens, with the whole first text and a part of the
@@ -229,20 +284,18 @@ class Tokenizer:
         If the tokenizer pads on the left, the second text precedes the first, as in transformers.
 
         Raises:
-            DataError: the tokenizer fails; also if a first text leaves no more than ``stride`` tokens to the second.
+            DataError: the tokenizer fails, or misplaces tokens of a second text because it drops a character; also if a
+                first text leaves no more than ``stride`` tokens to the second.
         """
         strategy, second = ("only_first", 0) if self.pads_left else ("only_second", 1)
-        try:
+        with _explained("check the texts"):
+            self._check_places([long for _, long in pairs])
             self._runner.enable_truncation(max_length=length, stride=stride, strategy=strategy)
             for first in range(0, len(pairs), CHUNK):
                 part = pairs[first : first + CHUNK]
                 turned = [(long, short) for short, long in part] if self.pads_left else list(part)
                 for one in self._runner.encode_batch(turned):
                     yield [_window(each, second) for each in (one, *one.overflowing)]
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            raise DataError(f"the tokenizer failed ({reason_of(error)}); check the texts") from None
 
     @functools.cached_property
     def _untrimmed(self) -> Any:
@@ -255,7 +308,7 @@ class Tokenizer:
         return type(self._runner).from_buffer(json.dumps(whole).encode())
 
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
-        try:
+        with _explained("check the texts, and that the length exceeds the number of special tokens added to each"):
             strategy = self._strategy if texts and isinstance(texts[0], tuple) else "longest_first"
             side = "left" if self.cuts_left else "right"
             self._runner.enable_truncation(max_length=length, strategy=strategy, direction=side)
@@ -268,17 +321,30 @@ class Tokenizer:
                     [len(one) for one in made],
                     sum(bool(one.overflowing) for one in made),
                 )
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise DataError(
-                f"the tokenizer failed ({reason_of(error)}); check the texts, and that the length exceeds the number "
-                "of special tokens added to each"
-            ) from None
 
 
 _NONE = np.zeros(0, np.int32)
 NOWHERE = (-1, -1)  # the span of a special token that is not in the text
+_UNKNOWN = "<|gradgraph unknown|>"
+
+
+@contextlib.contextmanager
+def _explained(remedy: str) -> Iterator[None]:
+    """Raise a DataError with ``remedy`` for any failure of the package; a panic in its Rust code is a BaseException."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | DataError):
+            raise
+        raise DataError(f"the tokenizer failed ({reason_of(error)}); {remedy}") from None
+
+
+def _dropped(characters: str) -> DataError:
+    points = " ".join(f"U+{ord(c):04X}" for c in characters)
+    return DataError(
+        f"the tokenizer has no token for '{shown(characters)}' ({points}) and drops it, which misplaces the tokens "
+        "after it; remove the character from the texts, or use a tokenizer with an unknown token"
+    )
 
 
 def _window(encoding: Any, second: int) -> Window:
