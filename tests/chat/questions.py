@@ -22,10 +22,10 @@ def tokenizer() -> Any:
     return made
 
 
-def rows(count: int, with_none: bool = True, letters: str = "abcdefgh .é") -> list[dict[str, Any]]:
+def rows(count: int, with_none: bool = True) -> list[dict[str, Any]]:
     rng, found = np.random.default_rng(0), []
     for i in range(count):
-        context = "".join(rng.choice(list(letters), int(rng.integers(4, 90)))).strip() or "a"
+        context = "".join(rng.choice(list("abcdefgh ."), int(rng.integers(4, 90)))).strip() or "a"
         start = int(rng.integers(len(context)))
         text = context[start : start + int(rng.integers(1, 9))]
         answers = {"text": [text], "answer_start": [start]}
