@@ -236,7 +236,7 @@ CHANGES: Sequence[Change] = (
     }, keeps=True),
     Change("merge_adapters", "merged the adapters into the weights", {
         "(merge)": _flag("--merge", "Merge adapters into the weights."),
-        "requantise": _flag("--requantise", "With --merge: requantise the weights that were quantised."),
+        "requantise": _flag("--requantise", "With --merge: requantise the weights that were quantised, by GPTQ."),
         "weights": _TRAINED,
         "names": _NAME,
     }, reports="errors"),

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from gradgraph.chat.chat_recipe import MERGE_NONE, Recipe
+from gradgraph.chat.chat_recipe import MERGE_NONE, REQUANTISED, Recipe
 from gradgraph.errors import listed
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.gptq import WIDEST, gram_bytes
 from gradgraph.surgery.layer_kinds import Kinds, default_layers, layers_and_kinds, other_layers
 from gradgraph.surgery.linear_layers import Layer, linear_layers
+
+MERGING = 48  # bytes per weight of a layer while it is merged in float64 and requantised (45 were measured)
+LEAST_PRODUCTS = 64 << 20  # bytes of the products of the inputs of layers that are held at a time, at least
+QUANTISED = frozenset({"MatMulNBits", "DequantizeLinear", "QMoE"})  # operators of quantised models
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
@@ -41,12 +46,22 @@ def reached(decoder: ir.Model, recipe: Recipe) -> str:
     return f"{told}; not adapted: {', '.join(rest)}" if rest else told
 
 
-def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
-    """Return the number of weights of the largest layer whose adapter will be merged, or 0."""
+def merging_memory(decoder: ir.Model, recipe: Recipe) -> int:
+    """Return the memory in bytes that merging adapters requires, one layer at a time; 0 if none is merged."""
     kind = KINDS[recipe.kind]
     if recipe.merge == MERGE_NONE or (kind.merge is None and kind.merge_into is None):
         return 0
-    return max((part.size for part in kind.layers(decoder, adapted_layers(decoder, recipe))[0]), default=0)
+    parts = kind.layers(decoder, adapted_layers(decoder, recipe))[0]
+    if recipe.merge != REQUANTISED or not any(node.op_type in QUANTISED for node in decoder.graph):
+        return max((MERGING * part.size for part in parts), default=0)
+    products = min(LEAST_PRODUCTS, sum(gram_bytes(part.sizes[0]) for part in parts))
+    largest = max((MERGING * part.size + _rounding(part.sizes[0]) for part in parts), default=0)
+    return largest + 2 * products  # inputs of layers, from which they are computed, take no more memory
+
+
+def _rounding(inputs: int) -> int:
+    """Return the bytes for rounding a layer by GPTQ: 5 float64 matrices, and one in float32 for each part."""
+    return 40 * min(inputs, WIDEST) ** 2 + gram_bytes(inputs)
 
 
 def products(model: ir.Model, below_head: bool) -> list[Layer]:

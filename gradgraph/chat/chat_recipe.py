@@ -178,7 +178,7 @@ class Recipe:
         "training", "whole", kind=whole(1).or_none(), default=None,
     )  # fmt: skip
     merge: str = spelled(
-        "Storage of changed weights in the merged model: float, or requantised; or no merged model.",
+        "Storage of changed weights in the merged model: float, or requantised by GPTQ; or no merged model.",
         "training", choices=MERGE, default=FLOAT,
     )  # fmt: skip
     seed: int = spelled(

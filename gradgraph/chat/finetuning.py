@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from gradgraph import losses, metrics, surgery
 from gradgraph.arguments import PATH, described
-from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
+from gradgraph.chat.adapted_layers import adapted_layers, merging_memory, reached
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, SPEECH, Recipe
 from gradgraph.chat.chat_rows import Rows, read
@@ -162,7 +162,7 @@ def finetune_chat(request: Request) -> Finetuned:
         plan, prepared = planned(
             chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
             longest_sample(prompts, chosen.sample, chosen.sample_tokens or SAMPLE_TOKENS),
-            largest_merged(decoder, chosen),
+            merging_memory(decoder, chosen),
         )  # fmt: skip
         log.info("%s", plan)
         chosen = plan.recipe
@@ -190,13 +190,14 @@ def finetune_chat(request: Request) -> Finetuned:
         figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
         figures |= measured(trainer, prepared.held_out, chosen)
-    texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
+    train, texts = (part.answers if isinstance(part, PairBatches) else part
+                    for part in (prepared.train, prepared.held_out))  # fmt: skip
     answers = _last_answers(samples, trainer, chosen, lines)
     validation = None if request.validation is None else _name_of(request.validation)
     told = Told(_name_of(request.data), validation, template, prepared.digest)
     trainer.close_sessions()  # merging can use their memory
     weights = trainable_weights(trainer)
-    write_results(place, base, adapted, weights, chosen, texts, figures, answers, told)
+    write_results(place, base, adapted, weights, chosen, train, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
 
 

@@ -18,7 +18,6 @@ from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 
 PROCESS = 250 << 20  # bytes of the interpreter with libraries and graphs (180 were measured), without sessions
 WORKSPACES = 0.05  # of the prediction: temporary buffers of kernels (at most 4 % were measured)
-MERGING = 48  # bytes per weight of a layer while it is merged in float64 and requantised (45 were measured)
 LEAST_RANK = 4  # minimum rank chosen automatically: a lower one learns less and saves little
 LEAST_TOKENS = 512  # minimum batch tried before recomputation: smaller matrix products are slow
 SHORTEST = 32  # minimum row length chosen automatically
@@ -62,7 +61,7 @@ class Use:
         others: the largest batches of the training session for all other shapes; empty if there are none.
         evaluated: the largest batches of held-out rows; empty without these.
         predicted: the largest batches of the session of the model's outputs; empty if there is none.
-        merges: the number of weights of the largest layer that is merged; 0 if none is.
+        merges: the bytes that merging a layer requires; 0 if none is merged.
     """
 
     first: Shape
@@ -163,7 +162,7 @@ def planned(
         prepare: prepares the data of another recipe.
         build: builds the step of a recipe for its data.
         sampled: the number of tokens of the longest sample; 0 without samples.
-        merges: the number of weights of the largest layer that is merged; 0 if none is.
+        merges: the bytes that merging a layer requires; 0 if none is merged.
 
     Raises:
         DataError: no recipe fits.
@@ -251,7 +250,7 @@ def predicted(step: Step, use: Use) -> int:
     state = memory.weights + memory.optimizer + memory.following
     merging = 0
     if use.merges:  # needs the graph of the merged model, and first a copy of the state, then of the adapters
-        each = memory.weights + MERGING * use.merges
+        each = memory.weights + use.merges
         measured = evaluation.temporary + evaluation.graph
         merging = memory.session + max(memory.weights + memory.optimizer, each, measured)
     return PROCESS + memory.weights + state + memory.frozen + max(training, merging)

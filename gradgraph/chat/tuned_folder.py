@@ -13,6 +13,8 @@ import onnx_ir as ir
 
 from gradgraph import losses, optim, surgery
 from gradgraph.building.pipeline import build
+from gradgraph.chat.adapted_layers import LEAST_PRODUCTS, QUANTISED
+from gradgraph.chat.calibration import inputs_on
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import FLOAT, MERGE_NONE, REQUANTISED, Recipe
 from gradgraph.chat.model_folder import ModelFolder
@@ -26,14 +28,15 @@ from gradgraph.files.untrusted.regular import regular_bytes
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
-from gradgraph.surgery.merged import merge_to_folder, warn_of_rounding
+from gradgraph.surgery.layer_inputs import LayerInputs
+from gradgraph.surgery.merged import kept_share, merge_to_folder, warn_of_rounding
 from gradgraph.surgery.two_decoders import give_both, is_merged
 
 log = logging.getLogger("gradgraph.chat")
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+PRODUCTS = 1 << 30  # LEAST_PRODUCTS without a memory limit, for fewer runs of the model; SmolLM2-135M has 400 MB
 ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a cache
-_QUANTISED = frozenset({"MatMulNBits", "DequantizeLinear"})
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
 _SLOW = "; its float zero points are slow on CPUs, where the base with the adapter is faster"
 _WORDS = {
@@ -56,6 +59,7 @@ _WORDS = {
     "reward_accuracy": "reward accuracy of held-out rows",
     "largest_rounding": "largest ‖stored − W‖/‖W‖ of a requantised weight",
     "drowned_updates": "requantised weights whose update rounding undoes",
+    "update_kept": "median share of an update that requantising keeps",
 }
 
 
@@ -81,6 +85,7 @@ def write_results(
     adapted: ir.Model,
     state: Mapping[str, Any],
     recipe: Recipe,
+    train: ChatBatches | None,
     held_out: ChatBatches | None,
     figures: dict[str, Any],
     samples: Mapping[str, str],
@@ -99,13 +104,9 @@ def write_results(
     surgery.save_adapter(adapted, out / ORT_ADAPTER, state)
     if recipe.merge != MERGE_NONE:
         for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
-            try:
-                folder = Folder(inside=out)  # the system's folder for temporary files may be in memory
-                merged = _merged(adapted, state, form, figures, folder, warns=form == recipe.merge)
-            except BuildError:
-                if form == recipe.merge:
-                    raise
-                continue  # this form would only be evaluated
+            folder = Folder(inside=out)  # the system's folder for temporary files may be in memory
+            inputs = _inputs(adapted, state, form, train, recipe)
+            merged = _merged(adapted, state, inputs, form, figures, folder)
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
                 figures["perplexity_merged" if kept else f"perplexity_{form}"] = measured
             if form == recipe.merge:
@@ -122,26 +123,44 @@ def keeps_bits(adapted: ir.Model) -> bool:
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
-    """Return the forms of the merged model: float and requantised if ``measures``, otherwise ``wanted``."""
-    both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
+    """Return the forms of the merged model: a requantised one is compared with the float one if ``measures``."""
+    both = measures and wanted == REQUANTISED and any(node.op_type in QUANTISED for node in adapted.graph)
     return [FLOAT, REQUANTISED] if both else [wanted]
 
 
+def _inputs(
+    adapted: ir.Model, state: Mapping[str, Any], form: str, train: ChatBatches | None, recipe: Recipe
+) -> LayerInputs | None:
+    """Return what the layers read in training data, if weights are requantised."""
+    if form != REQUANTISED or keeps_bits(adapted) or train is None:
+        return None
+    return inputs_on(train, adapted, state, PRODUCTS if recipe.memory is None else LEAST_PRODUCTS)
+
+
 def _merged(
-    adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder, *, warns: bool
+    adapted: ir.Model,
+    state: Mapping[str, Any],
+    inputs: LayerInputs | None,
+    form: str,
+    figures: dict[str, Any],
+    folder: Folder,
 ) -> ir.Model:
     """Return the merged model; its large merged weights are stored in ``folder``.
 
+    A warning is logged if rounding undoes updates.
+
     Args:
-        warns: whether to warn of updates that rounding undoes.
+        inputs: what the layers read in training data, for requantising.
     """
     again = form == REQUANTISED and not keeps_bits(adapted)
-    merged, roundings = merge_to_folder(adapted, state, folder.path, requantise=again)
+    merged, roundings = merge_to_folder(adapted, state, folder.path, requantise=again, inputs=inputs)
     if again and roundings:
         figures["largest_rounding"] = max(rounding.error for rounding in roundings.values())
         figures["drowned_updates"] = sum(rounding.drowns for rounding in roundings.values())
-    if warns:
-        warn_of_rounding(roundings)
+        kept = kept_share(roundings.values())
+        if kept is not None:
+            figures["update_kept"] = kept
+    warn_of_rounding(roundings)
     return merged
 
 

@@ -28,6 +28,7 @@ INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear
 
 _SLACK = 1e-3  # of a step: quantisers that divide in float32 choose either integer for floats halfway between two
 _ON_GRID = 0.01  # of a step: floats this close to multiples of a scale are; in float16, they are rounded
+_COARSER = 2  # times the scale fitted to updated floats: the largest current scale that is kept for them
 PIECE = 1 << 17  # numbers quantised at a time, which stay in the processor's cache
 
 # x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
@@ -91,6 +92,12 @@ class Quantiser:
             found[rows] = np.clip(whole, *self.limits, out=whole)
         return found
 
+    def grid(self, shape: Sequence[int]) -> tuple[Array, Array]:
+        """Return the scale and the zero point of each of the numbers of a tensor, as float32 of its shape."""
+        points = np.zeros((), np.float32) if self.points is None else self.points.astype(np.float32)
+        scales, points = (self._spread(each, shape) for each in (self.scales.astype(np.float32), points))
+        return np.broadcast_to(scales, shape), np.broadcast_to(points, shape)
+
     def rounding(self, numbers: Array) -> Array:
         """Return the largest distance of each float from ``(q - z)·s`` if q is the nearest integer to it.
 
@@ -139,12 +146,30 @@ class Quantiser:
 
     def unless_on_grid(self, new: Quantiser, floats: Array) -> Quantiser:
         """Return ``new``, but keep the current scale and zero point of each group whose floats are multiples of it."""
+        errors, scales = self._errors(floats), np.abs(self.scales.reshape(new.scales.shape))
+        return self._where((errors <= _ON_GRID * scales) & (errors <= new._errors(floats)), new)
+
+    def unless_exceeded(self, new: Quantiser, floats: Array) -> Quantiser:
+        """Return ``new``, but keep the current scale and zero point of each group whose floats are within their range.
+
+        The current scale must not be much coarser than the new one. Floats that were numbers of this grid before a
+        small update are thus near to it.
+        """
+        sizes, (low, high) = new.scales.shape, self.limits
+        scales, points = self.scales.reshape(sizes), self._old_points(sizes)
+        steps = self._groups(floats) / _nonzero(scales)[..., None] + points[..., None]
+        within = (steps.min(-1) >= low - 0.5) & (steps.max(-1) <= high + 0.5)
+        return self._where(within & (scales != 0) & (np.abs(scales) <= _COARSER * np.abs(new.scales)), new)
+
+    def _old_points(self, sizes: tuple[int, ...]) -> Array:
+        return np.zeros(sizes) if self.points is None else self.points.reshape(sizes)
+
+    def _where(self, kept: Array, new: Quantiser) -> Quantiser:
+        """Return ``new`` with the current scales and zero points of groups that are ``kept``, if these are integers."""
         assert new.points is not None
         sizes = new.scales.shape
-        old = np.zeros(sizes) if self.points is None else self.points.reshape(sizes)
-        errors = self._errors(floats)
-        kept = (errors <= _ON_GRID * np.abs(self.scales.reshape(sizes))) & (errors <= new._errors(floats))
-        kept &= old == np.rint(old)
+        old = self._old_points(sizes)
+        kept = kept & (old == np.rint(old))
         return replace(
             new,
             scales=np.where(kept, self.scales.reshape(sizes), new.scales),

@@ -19,7 +19,7 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.surgery.integer_experts import DOMAIN, IN_MOE, IN_QMOE, Integers, why_not_read
 from gradgraph.surgery.naming import recorded_names
 from gradgraph.surgery.operation import numbers_of, set_numbers
-from gradgraph.surgery.stored_weights import quantiser_of, rounding_as, write_in_blocks
+from gradgraph.surgery.stored_weights import Rounds, quantiser_of, rounding_as, write_in_blocks
 
 Array = np.ndarray[Any, Any]
 _WEIGHT = re.compile(r"\.q?weight$")
@@ -133,12 +133,13 @@ class Experts:
             return rounding_as(tensor.numpy().dtype, tensor.numpy())
         return quantiser_of(self.source).rounding(tensor.numpy())
 
-    def write(self, work: ir.Model, weights: Array) -> float | None:
+    def write(self, work: ir.Model, weights: Array, rounds: Rounds | None = None) -> float | None:
         """Replace the weights, in the format in which they are stored.
 
         Args:
             work: the model.
             weights: floats in the shape of the tensor.
+            rounds: a function that rounds floats to the integers behind a DequantizeLinear; by default to the nearest.
 
         Returns:
             The rounding error ``‖stored - W‖/‖W‖`` of integers; None for floats.
@@ -149,7 +150,7 @@ class Experts:
         if self.integers is not None:
             return self.integers.write(work, weights)
         if self.source is not None:
-            return write_in_blocks(work, self.source, weights)
+            return write_in_blocks(work, self.source, weights, rounds)
         tensor = numbers_of(self.stored)
         assert tensor is not None
         set_numbers(work, self.stored, np.ascontiguousarray(weights.astype(tensor.dtype.numpy())))

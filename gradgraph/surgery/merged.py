@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
-from gradgraph.errors import BuildError, shown
+from gradgraph.errors import BuildError, counted, shown
 from gradgraph.files.models import Source
 from gradgraph.files.spilled import SpilledWeights
 from gradgraph.passes.normal.edit import discard, replace_value
@@ -19,6 +19,7 @@ from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapter_kinds.kind import Rounding
 from gradgraph.surgery.adapters import chosen_adapters
+from gradgraph.surgery.gptq import Gptq, Grams
 from gradgraph.surgery.linear_layers import Layer, layer_at, stored
 from gradgraph.surgery.operation import (
     Path,
@@ -28,6 +29,7 @@ from gradgraph.surgery.operation import (
     clear_away,
     closed,
     free_name,
+    layers_log,
     numbers_of,
     opened,
     value_named,
@@ -71,9 +73,10 @@ def merge_adapters(
             ``.safetensors`` or ``.npz`` file; by default the model's own. Other trained weights (a head, biases) are
             used, too.
         names: names of the sets of adapters to merge, if the model has several; all by default.
-        requantise: quantise merged weights as before, with the same type, blocks, channels and kind of zero points, and
-            new scales. This rounds them; a warning is logged if the rounding error is at least half of the update.
-            Weights without adapters stay the same, bit for bit.
+        requantise: quantise merged weights as before, with the same type, blocks, channels and kind of zero points.
+            GPTQ rounds them, so that they keep what the update reads; a warning is logged if rounding undoes at least
+            half of an update's effect. Scales change if numbers exceed their range. Weights without adapters stay the
+            same, bit for bit.
         errors: a dict that receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised merged weight, by module.
         out: write the result to this path.
 
@@ -97,32 +100,51 @@ def merge_to_folder(
     folder: FilePath,
     *,
     requantise: bool = False,
+    inputs: Callable[[str], Grams | None] | None = None,
 ) -> tuple[ir.Model, dict[str, Rounding]]:
     """Merge all adapters like :func:`merge_adapters`, but store large merged weights in ``folder``, not in memory.
 
     The weights of one layer at a time are in memory. The result can be read while the folder exists. The roundings of
     quantised merged weights are returned by module, without a warning.
 
+    Args:
+        inputs: a function of a module that returns the products of its inputs on calibration data, for GPTQ; None for
+            modules without.
+
     Raises:
         OutputError: the folder cannot be written to.
     """
     work = opened(model, None)
-    roundings = _merge_all(work, weights, None, requantise, SpilledWeights(folder))
+    roundings = _merge_all(work, weights, None, requantise, SpilledWeights(folder), inputs or _no_inputs)
     result = closed(work, model, None)
     assert isinstance(result, ir.Model)  # closed() returns the type of ``model``
     return result, roundings
 
 
+def kept_share(roundings: Iterable[Rounding]) -> float | None:
+    """Return the median share of the layers' updates that remains after rounding; None without updates."""
+    updates = [rounding for rounding in roundings if rounding.update]
+    return float(np.median([max(0.0, 1 - rounding.lost) for rounding in updates])) if updates else None
+
+
 def warn_of_rounding(roundings: Mapping[str, Rounding]) -> None:
-    """Log a warning if rounding undoes the updates of layers that were quantised again."""
+    """Log how much of the updates remains in layers that were quantised again, and warn if rounding undoes some."""
+    kept = kept_share(roundings.values())
+    if kept is not None:
+        layers_log.info("%s requantised, which keeps %.0f %% of an update (median)",
+                        counted(len(roundings), "layer"), 100 * kept)  # fmt: skip
     drowned = [rounding for rounding in roundings.values() if rounding.drowns]
     if drowned:
-        error, update = (float(np.median(sizes)) for sizes in zip(*drowned, strict=True))
+        size = float(np.median([rounding.update for rounding in drowned]))
         log.warning(
-            "rounding undoes the adapter's update in %d of %d requantised layers (medians: error %.2g, update %.2g of "
-            "the weight's norm); merge as float, or keep the adapter separate",
-            len(drowned), len(roundings), error, update,
+            "rounding undoes the adapter's update in %d of %d requantised layers (medians: update %.2g of the weight's "
+            "norm, %.0f %% of it kept); merge as float, or keep the adapter separate",
+            len(drowned), len(roundings), size, 100 * (kept_share(drowned) or 0),
         )  # fmt: skip
+
+
+def _no_inputs(module: str) -> None:
+    del module
 
 
 def _merge_all(
@@ -131,6 +153,7 @@ def _merge_all(
     names: str | Sequence[str] | None,
     requantise: bool,
     done: Callable[[ir.Model], None] = lambda _: None,
+    inputs: Callable[[str], Grams | None] = _no_inputs,
 ) -> dict[str, Rounding]:
     """Merge adapters in place as :func:`merge_adapters` does; call ``done`` with the model after each layer.
 
@@ -147,7 +170,7 @@ def _merge_all(
                 roundings[adapter.module] = rounding
             done(work)
     for layer, parts in _taken_out(work, chosen):
-        rounding = _merge(work, layer, parts, requantise)
+        rounding = _merge(work, layer, parts, requantise, inputs)
         if rounding is not None:
             roundings[layer.name] = rounding
         done(work)
@@ -191,8 +214,12 @@ def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, l
     return list(found.values())
 
 
-def _merge(work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: bool) -> Rounding | None:
+def _merge(
+    work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: bool, inputs: Callable[[str], Grams | None]
+) -> Rounding | None:
     """Merge adapters into the weight of their layer; return its rounding, or None if it is stored as float."""
+    quantises = requantise and is_quantised(layer)
+    read = inputs(layer.name) if quantises else None
     before = new = canonical(layer)
     parts = [(adapter, [np.asarray(factor, np.float64) for factor in factors]) for adapter, factors in parts]
     for adapter, factors in parts:
@@ -202,14 +229,18 @@ def _merge(work: ir.Model, layer: Layer, parts: Sequence[_Part], requantise: boo
         _change_bias(work, layer, adapter, factors)
     added = [change(adapter, factors) for adapter, factors in parts if (change := KINDS[adapter.kind].offsets)]
     by_offsets = len(added) == len(parts)
-    if not by_offsets and not (requantise and is_quantised(layer)):
+    if not by_offsets and not quantises:
         write_floats(work, layer, new)
         return None
-    update = relative_norm(np.subtract(new, before, out=before), new) if new is not before else 0.0
-    del before  # quantising requires its memory
+    update = np.subtract(new, before, out=before) if new is not before else np.zeros((1, 1))
+    size, gptq = relative_norm(update, new), None
+    if not by_offsets and size and layer.kind != "Gather":  # its inputs are one number each, which compensate nothing
+        gptq = Gptq(update.reshape(len(update), -1), read)
+    del before, update  # quantising requires their memory
     if by_offsets:
-        return Rounding(write_offsets(work, layer, np.asarray(sum(added)), new), update)
-    return Rounding(write_quantised(work, layer, new), update)
+        return Rounding.to_nearest(write_offsets(work, layer, np.asarray(sum(added)), new), size)
+    error = write_quantised(work, layer, new, gptq=gptq)
+    return Rounding.to_nearest(error, size) if gptq is None else Rounding(error, size, gptq.lost)
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:

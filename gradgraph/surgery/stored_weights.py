@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.quantisers import INTEGER_RANGES, Array, Quantiser, limits_of
 from gradgraph.passes.normal.edit import attributes, discard, replace_value
+from gradgraph.surgery.gptq import Gptq
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
 from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
@@ -18,6 +20,7 @@ from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_n
 # elements of a packed weight that are quantised at once: 70 MB with all intermediate results. With 1 << 24, writing a
 # matrix of 4096 by 4096 took 415 MB
 _AT_ONCE = 1 << 21
+Rounds = Callable[[Quantiser, Array], Array]  # from floats to the integers of a quantiser
 
 
 def canonical(layer: Layer) -> Array:
@@ -196,22 +199,24 @@ def is_quantised(layer: Layer) -> bool:
     return layer.kind == "MatMulNBits" or any(node.op_type == "DequantizeLinear" for node in chain)
 
 
-def write_quantised(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node] = ()) -> float:
+def write_quantised(
+    work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node] = (), gptq: Gptq | None = None
+) -> float:
     """Replace a weight (outputs first) in the same quantised format: type, blocks, channels and kind of zero points.
 
     Scales are fitted to the new numbers, unless the old scales represent them equally well; an unchanged weight stays
-    as stored. All ``readers`` get the new weight; without them, only this layer. Returns the rounding error
-    ``‖stored - W‖/‖W‖``.
+    as stored. With ``gptq``, numbers are rounded by it, and scales are fitted only if numbers exceed the old range. All
+    ``readers`` get the new weight; without them, only this layer. Returns the rounding error ``‖stored - W‖/‖W‖``.
 
     Raises:
         BuildError: the weight is quantised in a way that is not supported for writing.
     """
     if layer.kind == "MatMulNBits":
-        return _write_packed(work, layer.node, weight, readers)
+        return _write_packed(work, layer.node, weight, readers, gptq)
     if np.array_equal(weight, canonical(layer)):
         return 0.0
     biases = {node: as_read(v) for node in {layer.node, *readers} if (v := _integer_bias(node)) is not None}
-    _write_stored(work, layer, as_laid_out(layer, weight), readers)
+    _write_stored(work, layer, weight, readers, gptq)
     for node, bias in biases.items():  # runtimes assume that their scales are products of the weights' scales
         write_integer_bias(work, node, bias)
     return _error(layer, weight)
@@ -263,7 +268,9 @@ def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -
     return _error(layer, weight)
 
 
-def _write_packed(work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node]) -> float:
+def _write_packed(
+    work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node], gptq: Gptq | None
+) -> float:
     """Quantise the weight of a MatMulNBits in its own format, some rows at a time; return the rounding error."""
     packed, scales, points = (None if (t := numbers_of(v)) is None else t.numpy() for v in [*node.inputs, None][1:4])
     packing, quantiser = Packing.of(node), quantiser_of(node)
@@ -283,7 +290,11 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array, readers: Collect
             continue  # unchanged weights stay as stored
         padded = np.pad(part, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
         fitted = old.refitted(padded, middle, signed=True)
+        fitted = fitted if gptq is None else old.unless_exceeded(fitted, padded)
         integers = fitted.quantised(padded)
+        if gptq is not None:
+            grid = (each[:, : packing.K] for each in fitted.grid(padded.shape))
+            integers[:, : packing.K] = gptq.rounded(part, fitted.limits, *grid)
         own[0][:] = some.packed_weight(integers, own[0].reshape(len(part), packing.blocks, -1)).reshape(len(part), -1)
         own[1][:] = fitted.scales
         if own[2] is not None and fitted.points is not None:
@@ -299,8 +310,8 @@ def _squared(array: Array) -> float:
     return float(np.sum(np.square(array, dtype=np.float64)))
 
 
-def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node]) -> None:
-    """Quantise a weight (in the node's layout), and store integers, scales and zero points.
+def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collection[ir.Node], gptq: Gptq | None) -> None:
+    """Quantise a weight (outputs first), and store integers, scales and zero points.
 
     Transposes are undone first. Raises BuildError if writing this kind of quantisation is not supported.
     """
@@ -312,28 +323,52 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array, readers: Collecti
         raise BuildError(
             f"the weight of '{shown(layer.name)}' is transposed before it is dequantised; merge it as floats"
         )
-    for turn in [node for node in reversed(chain) if node.op_type == "Transpose"]:
-        weight = weight.transpose(np.argsort(_order(turn, weight.ndim)))
-    node = chain[at[0]]
-    _write_dequantised(work, node, weight, readers)
+    orders = [_order(node, weight.ndim) for node in chain if node.op_type == "Transpose"]
+    weight = as_laid_out(layer, weight)
+    for order in reversed(orders):
+        weight = weight.transpose(np.argsort(order))
+
+    def outputs_first(stored: Array) -> Array:
+        for order in orders:
+            stored = stored.transpose(order)
+        return as_laid_out(layer, stored)
+
+    rounds = None if gptq is None else functools.partial(_rounded, gptq, outputs_first)
+    _write_dequantised(work, chain[at[0]], weight, readers, rounds)
 
 
-def _write_dequantised(work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node]) -> None:
+def _rounded(gptq: Gptq, outputs_first: Callable[[Array], Array], quantiser: Quantiser, weight: Array) -> Array:
+    """Return the integers of a weight as it is stored; ``outputs_first`` returns a view with the outputs first."""
+    found = np.empty(weight.shape, np.int32)
+    turned = outputs_first(found)
+    weight, *grid = (outputs_first(each).reshape(len(turned), -1) for each in (weight, *quantiser.grid(weight.shape)))
+    turned[:] = gptq.rounded(weight, quantiser.limits, *grid).reshape(turned.shape)
+    return found
+
+
+def _write_dequantised(
+    work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node], rounds: Rounds | None
+) -> None:
     """Quantise ``weight``, and store the integers, scales and zero points that a DequantizeLinear reads."""
     stored, points = numbers_of(node.inputs[0]), numbers_of([*node.inputs, None][2])
     if stored is None or stored.dtype not in INTEGER_RANGES:
         raise BuildError(f"'{shown(node.name)}' dequantises computed or unsupported integers; merge it as floats")
     before = replace(quantiser_of(node), limits=limits_of(stored))
     fitted = before.refitted(weight, before.middle)
-    _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()), readers)
+    fitted = fitted if rounds is None else before.unless_exceeded(fitted, weight)
+    integers = fitted.quantised(weight) if rounds is None else rounds(fitted, weight)
+    _store(work, node, 0, integers.astype(stored.dtype.numpy()), readers)
     _store(work, node, 1, fitted.scales.reshape(before.scales.shape), readers)
     if points is not None and fitted.points is not None:
         _store(work, node, 2, fitted.points.reshape(before.scales.shape).astype(points.dtype.numpy()), readers)
 
 
-def write_in_blocks(work: ir.Model, node: ir.Node, weight: Array) -> float:
-    """Quantise the tensor that a DequantizeLinear computes, of any rank; return the error ``‖stored - W‖/‖W‖``."""
-    _write_dequantised(work, node, weight, ())
+def write_in_blocks(work: ir.Model, node: ir.Node, weight: Array, rounds: Rounds | None = None) -> float:
+    """Quantise the tensor that a DequantizeLinear computes, of any rank; return the error ``‖stored - W‖/‖W‖``.
+
+    With ``rounds``, this function rounds the floats, as in :func:`write_quantised` with GPTQ.
+    """
+    _write_dequantised(work, node, weight, (), rounds)
     held = numbers_of(node.inputs[0])
     assert held is not None
     return relative_norm(quantiser_of(node).dequantised(held.numpy()) - weight, weight)

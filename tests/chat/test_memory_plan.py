@@ -17,9 +17,9 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.chat import Recipe, memory_plan
-from gradgraph.chat.adapted_layers import largest_merged
+from gradgraph.chat.adapted_layers import MERGING, merging_memory
 from gradgraph.chat.chat_recipe import RANK
-from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, MERGING, PROCESS, SHORTEST, Shape, Use, planned
+from gradgraph.chat.memory_plan import LEAST_RANK, LEAST_TOKENS, PROCESS, SHORTEST, Shape, Use, planned
 from gradgraph.chat.tokens import Tokens
 from gradgraph.errors import DataError
 from gradgraph.files import spilled
@@ -316,12 +316,15 @@ def test_a_trainer_goes_on_after_its_sessions_are_closed() -> None:
 
 def test_the_largest_layer_that_is_merged_counts(quickly: None) -> None:
     step, decoder = built(RANK, True, False), load_model(small_folder.MODEL)
-    assert largest_merged(decoder, Recipe(target="*attn*")) == 32 * 64, "queries, keys and values together"
-    assert largest_merged(decoder, Recipe(target="*attn*", merge="none")) == 0
-    batch, much = Shape(1, LONG), 10**7
+    largest = MERGING * 32 * 64  # queries, keys and values together
+    assert merging_memory(decoder, Recipe(target="*attn*")) == largest
+    rounding = 44 * 32**2 + 2 * 4 * (4 * 32**2)  # one layer, and the products of the inputs of four
+    assert merging_memory(decoder, Recipe(target="*attn*", merge="requantised")) == largest + rounding
+    assert merging_memory(decoder, Recipe(target="*attn*", merge="none")) == 0
+    batch, much = Shape(1, LONG), 10**9
     usual = memory_plan.predicted(step, Use(batch))
     assert memory_plan.predicted(step, Use(batch, merges=1)) == usual
-    assert memory_plan.predicted(step, Use(batch, merges=much)) >= PROCESS + MERGING * much > usual
+    assert memory_plan.predicted(step, Use(batch, merges=much)) >= PROCESS + much > usual
 
 
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.chat import Recipe
-from gradgraph.chat.adapted_layers import adapted_layers, largest_merged, reached
+from gradgraph.chat.adapted_layers import MERGING, adapted_layers, merging_memory, reached
 from gradgraph.errors import BuildError, DataError
 from gradgraph.files.models import load_model
 from gradgraph.surgery.layer_kinds import other_layers
@@ -317,8 +317,8 @@ def test_fine_tuning_adapts_all_experts_by_default(name: str) -> None:
     assert reached(decoder, recipe) == "2 of 2 tensors of experts get adapters"
     few = recipe.changed({"target": "*down_proj*"})
     assert reached(decoder, few) == "1 of 2 tensors of experts get adapters"
-    assert [largest_merged(decoder, one) for one in (recipe, few)] == [GATE_UP.size, DOWN.size]
-    assert largest_merged(decoder, recipe.changed({"merge": "none"})) == 0
+    assert [merging_memory(decoder, one) for one in (recipe, few)] == [MERGING * GATE_UP.size, MERGING * DOWN.size]
+    assert merging_memory(decoder, recipe.changed({"merge": "none"})) == 0
     assert other_layers(decoder) == OTHERS[name]
 
 

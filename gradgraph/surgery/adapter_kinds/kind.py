@@ -34,18 +34,24 @@ class Rounding(NamedTuple):
     Attributes:
         error: the relative rounding error ``‖stored - W‖/‖W‖``.
         update: the relative size of the adapter's update, ``‖W - W before‖/‖W‖``.
+        lost: the share of the update's effect that rounding loses, as GPTQ estimates it: the squared change of the
+            layer's outputs by rounding, relative to that by the update. It is 1 if rounding returns the weight before
+            the update, and may be larger.
     """
 
     error: float
     update: float
+    lost: float
+
+    @classmethod
+    def to_nearest(cls, error: float, update: float) -> Rounding:
+        """Return the rounding of numbers to the nearest ones, whose errors affect all outputs alike."""
+        return cls(error, update, (error / update) ** 2 if update else 0.0)
 
     @property
     def drowns(self) -> bool:
-        """Whether rounding undoes the update: the error is at least half as large.
-
-        If rounding returns the weight before the update, the error is as large as the update.
-        """
-        return self.error >= self.update / 2 > 0
+        """Whether rounding undoes the update: at least half of its effect is lost."""
+        return self.lost >= 0.5
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.graph.quantisers import Quantiser
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery import integer_experts
@@ -21,6 +22,7 @@ from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, Rounding, everythi
 from gradgraph.surgery.adapter_kinds.low_rank import FACTORS, factor
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.experts import Experts, experts_of, stored_of
+from gradgraph.surgery.gptq import Gptq
 from gradgraph.surgery.linear_layers import drawn
 from gradgraph.surgery.operation import add_weight, matched, value_named
 from gradgraph.surgery.stored_weights import relative_norm
@@ -94,15 +96,39 @@ def merge_into(work: ir.Model, adapter: Adapter, factors: list[Array], requantis
     delta = adapter.scale * adapter.weight * (b @ a)
     whole = layer.read().astype(np.float64) + (delta.swapaxes(1, 2) if layer.inputs_first else delta)
     if layer.source is None or requantise:
-        error = layer.write(work, whole)
+        rounds = _Rounds(delta, layer.inputs_first)
+        error = layer.write(work, whole, rounds)
         if error is None:
             return None
         integer_experts.write_integers(work)
-        return Rounding(error, relative_norm(delta, whole))
+        return Rounding(error, relative_norm(delta, whole), rounds.lost)
     floats = layer.source.outputs[0]
     dtype = (floats.dtype or ir.DataType.FLOAT).numpy()
     replace_value(floats, add_weight(work, f"{adapter.module}.merged", whole.astype(dtype)))
     return None
+
+
+class _Rounds:
+    """The rounding of all experts after their updates (experts, outputs, inputs), by GPTQ one expert at a time.
+
+    Attributes:
+        lost: as in :class:`Gptq`, of all experts together.
+    """
+
+    def __init__(self, updates: Array, inputs_first: bool) -> None:
+        self._updates, self._inputs_first, self.lost = updates, inputs_first, 0.0
+
+    def __call__(self, quantiser: Quantiser, weights: Array) -> Array:
+        """Return the integers of ``weights``, in their layout."""
+        found, grid = np.empty(weights.shape, np.int32), quantiser.grid(weights.shape)
+        error = effect = 0.0
+        for update, *one in zip(self._updates, found, weights, *grid, strict=True):
+            integers, weight, scales, points = (each.T for each in one) if self._inputs_first else one
+            gptq = Gptq(update)
+            integers[:] = gptq.rounded(weight, quantiser.limits, scales, points)
+            error, effect = error + gptq.error, effect + gptq.effect
+        self.lost = error / effect if effect else 0.0
+        return found
 
 
 KINDS.add(
