@@ -68,8 +68,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
         _check_folder(into, base)
     elif writes:
         check_output(out, model)
-    if base is not None and asked["load"] is not None:
-        _check_family(base.path, asked["load"])
+    if asked["load"] is not None:
+        _check_family(model.parent if base is None else base.path, asked["load"])
     edited = load_model(model)
     if report := learn_preprocessing(edited, model):
         output.say(report)
@@ -102,10 +102,10 @@ def _folder(path: Path) -> Any:
 
 
 def _check_family(folder: Path, weights: Path) -> None:
-    """Raise DataError if ``weights`` is a folder of another family than the model in ``folder``."""
+    """Raise DataError if ``weights`` are those of another family than the model in ``folder``."""
     from gradgraph.surgery.pretrained_files import check_family, is_pretrained, read_pretrained
 
-    if is_pretrained(weights):
+    if is_pretrained(weights) or (weights.suffix == ".safetensors" and weights.is_file()):
         check_family(folder, read_pretrained(weights))
 
 

@@ -22,12 +22,20 @@ from gradgraph.graph.weight_layouts import layouts
 from gradgraph.runtime.saved.partial import OfModel, Stored
 from gradgraph.surgery.folded_norms import contains_norm
 from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
-from gradgraph.surgery.pretrained_files import Pretrained, check_family, is_pretrained, read_pretrained
+from gradgraph.surgery.pretrained_checks import check_plain
+from gradgraph.surgery.pretrained_evidence import is_stored
+from gradgraph.surgery.pretrained_files import (
+    Pretrained,
+    check_family,
+    check_same_settings,
+    is_pretrained,
+    read_pretrained,
+)
 from gradgraph.surgery.pretrained_matches import is_integer
 from gradgraph.surgery.pretrained_settings import check_settings
 from gradgraph.surgery.pretrained_weights import Plan, is_buffer
-from gradgraph.surgery.pretrained_writing import take_pretrained
-from gradgraph.surgery.two_decoders import give_both, is_merged, without_cache
+from gradgraph.surgery.pretrained_writing import take_pretrained, untie_all
+from gradgraph.surgery.two_decoders import give_both, is_merged, with_cache, without_cache
 from gradgraph.surgery.weight_places import places_of
 from gradgraph.surgery.weights import Arrays, first_names, read_weights, weights_of
 
@@ -96,20 +104,32 @@ def load_weights(
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    if not isinstance(weights, Mapping) and is_pretrained(weights):
+    source, stored = _given(weights)
+    if stored is None:
         _refuse("by module", names=names, turned=turned)
-        source = read_pretrained(weights)
+    if source is not None:
+        check_plain(source.tensors, source.where, work.graph.initializers)
         if isinstance(model, str | os.PathLike):
             check_family(FilePath(model).parent, source)
-        _take(work, source, _of_export(exported_from), strict, epsilon, errors, out)
-        return closed(work, model, out)
-    stored = Stored(weights) if isinstance(weights, Mapping) else read_weights(weights)
-    if not names and turned is None and (other := _of_other_library(work, weights, stored, epsilon)) is not None:
-        _take(work, other, _of_export(exported_from), strict, epsilon, errors, out)
-        return closed(work, model, out)
+        untie_all(work, source)
+        is_known = bool(names) or turned is not None
+        if stored is None or (not is_known and _has_other_names(work, source, epsilon)):
+            _take(work, source, _of_export(exported_from), strict, epsilon, errors, out)
+            return closed(work, model, out)
+        check_settings(work, source)
+    assert stored is not None
     _load_by_name(work, stored, dict(names or {}), strict, turned)
     _refuse("by name", epsilon=epsilon, exported_from=exported_from)  # names that match nothing are the better reason
     return closed(work, model, out)
+
+
+def _given(weights: Arrays | Path) -> tuple[Pretrained | None, Stored | None]:
+    """Return weights to be matched by module, unless they are a model's own, and by name, unless they are a folder."""
+    if not isinstance(weights, Mapping) and is_pretrained(weights):
+        return read_pretrained(weights), None
+    stored = Stored(weights) if isinstance(weights, Mapping) else read_weights(weights)
+    is_own = isinstance(stored.values, OfModel) or stored.model is not None
+    return None if is_own else _pretrained(weights, stored), stored
 
 
 def _refuse(how: str, **options: Any) -> None:
@@ -123,20 +143,15 @@ def _refuse(how: str, **options: Any) -> None:
             )
 
 
-def _of_other_library(
-    work: ir.Model, weights: Arrays | Path, stored: Stored, epsilon: float | None
-) -> Pretrained | None:
-    """Return weights to be matched by module: both sides have names of their own, and modules match more weights."""
-    if isinstance(stored.values, OfModel) or stored.model is not None:
-        return None
+def _has_other_names(work: ir.Model, source: Pretrained, epsilon: float | None) -> bool:
+    """Whether weights are to be matched by module: both sides have names of their own, and modules match more."""
     doubtful = _doubtful(work)
     names = [*weights_of(work), *(place.value.name or "" for place in places_of(work) if is_integer(place))]
-    found = [name in stored.values and name not in doubtful for name in names]
-    if all(found) or sum(found) == len(stored.values):
-        return None
-    source = _pretrained(weights, stored)
+    found = [name in source.tensors and name not in doubtful for name in names]
+    if all(found) or sum(found) == len(source.tensors):
+        return False
     plan = Plan(without_cache(work) if is_merged(work) else work, source, epsilon)
-    return source if len({match.place.value for match in plan.matches}) > sum(found) else None
+    return len({match.place.value for match in plan.matches}) > sum(found)
 
 
 def _doubtful(work: ir.Model) -> set[str]:
@@ -159,9 +174,12 @@ def _of_export(weights: Arrays | Path | None) -> Pretrained | None:
     """Return the weights from which a model was exported."""
     if weights is None:
         return None
-    if not isinstance(weights, Mapping) and is_pretrained(weights):
-        return read_pretrained(weights)
-    return _pretrained(weights, Stored(weights) if isinstance(weights, Mapping) else read_weights(weights))
+    source, stored = _given(weights)
+    if source is None:
+        assert stored is not None
+        source = _pretrained(weights, stored)
+    check_plain(source.tensors, source.where, ())
+    return source
 
 
 def _take(
@@ -180,12 +198,30 @@ def _take(
         done, work.meta[_SPILLED] = SpilledWeights(folder.path), folder  # the model uses its file
     one = without_cache(work) if is_merged(work) else work
     check_settings(one, source)
+    if exported is not None:
+        check_same_settings(exported, source)
+    before = {name: value.const_value for name, value in one.graph.initializers.items()}
     take_pretrained(one, source, strict=strict, epsilon=epsilon, exported=exported, errors=errors, done=done)
-    if one is not work and not give_both(work, one):
+    if one is not work and not (give_both(work, one) and _has_new(work, one, before, source, epsilon)):
         raise BuildError(
             "the two decoders of the model do not share all weights; load them into decoder_model.onnx and "
             "decoder_with_past_model.onnx"
         )
+
+
+def _has_new(
+    whole: ir.Model, one: ir.Model, before: Mapping[str, Any], source: Pretrained, epsilon: float | None
+) -> bool:
+    """Whether the decoder with a cache of a merged model got the new weights of ``one``, that without a cache.
+
+    Its weights must be in ``one``, too; those that are not as ``before`` must be the ones of its own modules.
+    """
+    cached = with_cache(whole)
+    if not {*weights_of(cached)} <= {*one.graph.initializers}:
+        return False
+    kept = {name for name, value in one.graph.initializers.items() if value.const_value is before.get(name)}
+    plan = Plan(cached, source, epsilon)
+    return all(match.place.value.name in kept or is_stored(plan.numbers, match) for match in plan.matches)
 
 
 def _load_by_name(work: ir.Model, stored: Stored, called: Mapping[str, str], strict: bool, turned: bool | None) -> None:

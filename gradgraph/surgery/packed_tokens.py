@@ -31,6 +31,8 @@ _ROLES = {
     ("VarlenCausalConvWithState", 2): _ENDS,
     ("GatedDeltaNet", 3): _ENDS,
 }
+# ranks of the first input of operators of com.microsoft for rows
+_RANKS = {"CausalConvWithState": (3,), "RotaryEmbedding": (3, 4)}
 
 
 def has_packed_tokens(model: ir.Model) -> bool:
@@ -45,12 +47,13 @@ def unpack(work: ir.Model) -> None:
 
     Raises:
         BuildError: the number of tokens is not the named size of an input, or another node reads an input of packed
-            texts, such as the number of pages.
+            texts, such as the number of pages; or a node for rows reads packed tokens, which no runtime runs.
     """
     if not has_packed_tokens(work):
         return
     roles = _roles(work)
     _check_readers(roles)
+    _check_ranks(work)
     tokens = _tokens(work, roles)
     further = (shape_of(tokens) or ())[1:]
     rows = ir.Value(name=tokens.name, type=tokens.type, shape=ir.Shape(["batch", "length", *further]))
@@ -90,6 +93,30 @@ def _check_readers(roles: dict[ir.Value, str]) -> None:
                     f"the input '{shown(value.name)}' describes packed texts, but a {node.op_type} reads it, too; "
                     "export the model without use_paged_attention"
                 )
+
+
+def _check_ranks(work: ir.Model) -> None:
+    """Raise BuildError if a node for rows [batch, length, …] reads packed tokens [tokens, …].
+
+    onnxruntime-genai's builder writes such files for families whose layers it has for rows only (LFM2, HunYuan).
+    """
+    for node in nodes_of(work):
+        shape = shape_of(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+        ranks = _ranks(node)
+        if ranks and shape is not None and len(shape) not in ranks:
+            raise BuildError(
+                f"the file is invalid: '{shown(node.name)}', a {node.op_type} of rows [batch, length, …], reads packed "
+                f"tokens {shown(list(shape))}, which no runtime supports; onnxruntime-genai's builder does not support "
+                "use_paged_attention for this family, so export the model without it"
+            )
+
+
+def _ranks(node: ir.Node) -> tuple[int, ...]:
+    """Return the possible ranks of the first input of a node that depends on them; empty for other nodes."""
+    if node.op_type == "Transpose":
+        perm = node.attributes.get_ints("perm", ())
+        return (len(perm),) if perm else ()
+    return _RANKS.get(node.op_type, ()) if node.domain == "com.microsoft" else ()
 
 
 def _tokens(work: ir.Model, roles: dict[ir.Value, str]) -> ir.Value:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, listed, shown
 from gradgraph.surgery.pretrained_files import CONFIG
 from gradgraph.surgery.pretrained_matches import Match, Part, rounding, size_of, stored
 from gradgraph.surgery.pretrained_numbers import Numbers
@@ -75,7 +75,7 @@ def _is_equal(plan: Plan, place: Place, key: str) -> bool:
         plan.numbers.check_shape(match)
     except DataError:
         return False
-    return _is_stored(plan.numbers, match)
+    return is_stored(plan.numbers, match)
 
 
 def _is_unchanged(numbers: Numbers, match: Match) -> bool:
@@ -83,7 +83,7 @@ def _is_unchanged(numbers: Numbers, match: Match) -> bool:
     return np.array_equal(stored(match.place).reshape(-1), numbers.weight(match).reshape(-1))
 
 
-def _is_stored(numbers: Numbers, match: Match) -> bool:
+def is_stored(numbers: Numbers, match: Match) -> bool:
     """Whether the model stores the weight of a match, apart from the rounding of the type in which it does."""
     old, new = (np.asarray(a, np.float64).reshape(-1) for a in (stored(match.place), numbers.weight(match)))
     if old.size != new.size:
@@ -143,12 +143,17 @@ def _check_exported(plan: Plan, before: Plan) -> None:
     old = {(match.place.value, match.place.node): match for match in before.matches}
     for match in plan.matches:
         other = old.get((match.place.value, match.place.node))
-        same = other is not None and (other.parts, other.norm is None) == (match.parts, match.norm is None)
-        if other is None or not same or not _is_stored(before.numbers, other):
+        stored_as = f"'{shown(match.place.value.name)}' of '{shown(match.place.module)}' in the model"
+        if other is None or not _has_same_tensors(plan, match, other):
+            keys = [listed(m.keys, 3) if m is not None else "" for m in (match, other)]
             raise DataError(
-                f"'{shown(match.place.value.name)}' of '{shown(match.place.module)}' in the model is not what "
-                f"'{shown(before.source.where)}' contains, so the exporter computed it, or other weights were "
-                "exported; export the new weights"
+                f"{stored_as} is {keys[0] or 'nothing'} in '{shown(plan.source.where)}', but {keys[1] or 'nothing'} in "
+                f"'{shown(before.source.where)}'; pass both with the same names"
+            )
+        if not is_stored(before.numbers, other):
+            raise DataError(
+                f"{stored_as} is not what '{shown(before.source.where)}' contains, so the exporter computed it, or "
+                "other weights were exported; export the new weights"
             )
         if not (match.is_named or match.norm or _is_unchanged(plan.numbers, match)) and _hides(before.numbers, other):
             raise DataError(
@@ -156,6 +161,17 @@ def _check_exported(plan: Plan, before: Plan) -> None:
                 f"'{shown(match.place.module)}': all its numbers in '{shown(before.source.where)}' are equal, 0 or 1, "
                 "or it is a symmetric matrix, so a function of it may have the same numbers; export the new weights"
             )
+
+
+def _has_same_tensors(plan: Plan, match: Match, other: Match) -> bool:
+    """Whether a weight has the tensors of the same names before and now, or one that is equal now: a tied weight."""
+    if (match.norm is None) != (other.norm is None):
+        return False
+    if match.parts == other.parts:
+        return True
+    parts = [*match.parts, *other.parts]
+    tensors = [plan.source.tensors[part.key] for part in parts if part.key in plan.source.tensors and part.end is None]
+    return len(parts) == len(tensors) == 2 and np.array_equal(tensors[0], tensors[1])
 
 
 def _hides(numbers: Numbers, match: Match) -> bool:

@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 Path = str | os.PathLike[str]
 
 CONFIG, GENAI, INDEX = "config.json", "genai_config.json", ".safetensors.index.json"
+_WHOLE = "model.safetensors"
 _ADAPTER = "adapter_model.safetensors"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
@@ -114,6 +115,15 @@ def check_family(folder: Path, source: Pretrained) -> None:
         own = _own_settings(FilePath(os.fspath(folder)))
     except UnreadableError:
         return
+    _check_settings(own, source)
+
+
+def check_same_settings(exported: Pretrained, source: Pretrained) -> None:
+    """Raise DataError if weights have another configuration than those from which the model was exported."""
+    _check_settings(flat(exported.config), source)
+
+
+def _check_settings(own: Mapping[str, Any], source: Pretrained) -> None:
     own, theirs = with_older_keys(own), with_older_keys(flat(source.config))
     kinds = [str(table.get("model_type", "")) for table in (own, theirs)]
     short = [re.sub("[^a-z0-9]", "", kind.lower())[:_SHORTEST] for kind in kinds]
@@ -188,6 +198,13 @@ def flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _main_file(folder: FilePath) -> str:
     """Return the name of the index, or of the only safetensors file, of a folder."""
     names = sorted(entry.name for entry in folder.iterdir())
+    if _ADAPTER in names and any(name.endswith((INDEX, ".safetensors")) for name in {*names} - {_ADAPTER}):
+        raise DataError(
+            f"'{shown(folder)}' contains weights of a model and an adapter, and the weights may lack it; pass the path "
+            "of the .safetensors file or index if the adapter is merged into these weights"
+        )
+    if _WHOLE in names:  # preferred to an index, as by transformers
+        return _WHOLE
     indices = [name for name in names if name.endswith(INDEX)]
     files = [name for name in names if name.endswith(".safetensors")]
     for found in (indices, files):

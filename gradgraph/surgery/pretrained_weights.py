@@ -29,7 +29,7 @@ from gradgraph.surgery.folded_norms import Candidate, contains_norm, epsilon_of,
 from gradgraph.surgery.naming import recorded_names
 from gradgraph.surgery.operation import numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
-from gradgraph.surgery.pretrained_files import Pretrained
+from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
 from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, rounding, size_of, stored
 from gradgraph.surgery.pretrained_numbers import Numbers
 from gradgraph.surgery.recurrent_weights import is_recurrent, numbered, parameters
@@ -316,6 +316,8 @@ class Plan:
         """Raise DataError if a shape differs, or weights that the model stores once have different tensors."""
         for match in self.matches:
             self.numbers.check_shape(match)
+        if self.source.is_tied:
+            self._check_ties()
         stored: dict[ir.Value, Match] = {}
         places: dict[tuple[Part, ...], Match] = {}
         for match in self.matches:
@@ -333,6 +335,21 @@ class Plan:
                     f"'{shown(match.parts[0].key)}' of the file fits '{shown(twin.place.name)}' and "
                     f"'{shown(match.place.name)}' of the model; map it with names={{...}}",
                     shell="load the file in Python (gg.surgery.load_weights), which takes a map of names",
+                )
+
+    def _check_ties(self) -> None:
+        """Raise DataError if an embedding and a last layer that the configuration ties have different tensors."""
+        tables = [m for m in self.matches if m.place.node.op_type in ("Gather", TABLE)]
+        for head in self.matches:
+            is_head = head.is_kernel and head.place.node.op_type not in ("Conv", "Gather", TABLE)
+            others = [m for m in tables if is_head and self._could_be_tied(head.place, m)]
+            if not others or any(m.parts == head.parts or self._are_equal(m, head) for m in others):
+                continue
+            if computes_scores(head.place):
+                keys = [shown(m.parts[0].key) for m in (others[0], head)]
+                raise DataError(
+                    f"'{keys[0]}' and '{keys[1]}' of '{shown(self.source.where)}' differ, but {CONFIG} says that they "
+                    f"are tied; remove '{keys[1]}', or set tie_word_embeddings to false in {CONFIG}"
                 )
 
     def _are_equal(self, one: Match, other: Match) -> bool:

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import DataError, counted, shown
+from gradgraph.errors import BuildError, DataError, counted, shown
+from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.stored_once import find_merged
-from gradgraph.surgery.linear_layers import REWRITES
+from gradgraph.surgery.linear_layers import INTEGER, REWRITES
 from gradgraph.surgery.operation import layers_log, numbers_of, set_numbers
 from gradgraph.surgery.pretrained_evidence import check_evidence
 from gradgraph.surgery.pretrained_files import Pretrained
@@ -55,9 +56,10 @@ def take_pretrained(
         done: called with the model after each weight.
 
     Raises:
+        BuildError: the model computes with integers, as after onnxruntime's ``quantize_dynamic``.
         DataError: nothing fits, weights or tensors remain, a shape differs, or a number does not fit the stored type.
     """
-    _untie_all(work, source)
+    untie_all(work, source)
     plan = Plan(work, source, epsilon)
     check_evidence(plan, None if exported is None else Plan(work, exported, epsilon), strict)
     _check_all(plan, strict)
@@ -70,7 +72,7 @@ def take_pretrained(
         done(work)
 
 
-def _untie_all(work: ir.Model, source: Pretrained) -> None:
+def untie_all(work: ir.Model, source: Pretrained) -> None:
     """Give each module that has weights of its own in the file its own copy of a weight that the exporter merged."""
     known = {*weights_of(work)}
     merged = find_merged(value for value in weights_named(work, "*") if value.name in known)
@@ -98,6 +100,13 @@ def report(plan: Plan) -> str:
 
 def _check_all(plan: Plan, strict: bool) -> None:
     where, tensors = f"'{shown(plan.source.where)}'", counted(len(plan.source.tensors), "tensor")
+    integer = next((node for node in nodes_of(plan.work) if node.op_type in INTEGER), None)
+    if integer is not None and plan.spare:
+        raise BuildError(
+            f"the model computes with integers ('{shown(integer.name)}' is a {integer.op_type}), so "
+            f"{counted(len(plan.spare), 'tensor')} cannot be written ({first_names(plan.spare)}); load the weights "
+            "into the model before it was quantised, and quantise it again"
+        )
     if not plan.matches:
         raise DataError(
             f"none of the {tensors} in {where} ({first_names([*plan.source.tensors])}) is a weight of the model "

@@ -21,8 +21,17 @@ def is_merged(model: ir.Model) -> bool:
 
 def without_cache(whole: ir.Model) -> ir.Model:
     """Return a copy of the decoder without a cache of a merged model."""
+    return _decoder(whole, False)
+
+
+def with_cache(whole: ir.Model) -> ir.Model:
+    """Return a copy of the decoder with a cache of a merged model."""
+    return _decoder(whole, True)
+
+
+def _decoder(whole: ir.Model, has_cache: bool) -> ir.Model:
     one = whole.clone()
-    fix_input(one, USE_CACHE, False)
+    fix_input(one, USE_CACHE, has_cache)
     clear_away(one)
     learn_sizes(one)
     return one

@@ -33,6 +33,8 @@ _MOVED = re.compile(r"((_to_copy|_unsafe_view|alias|clone|contiguous|detach|expa
                     r"reshape|squeeze|t|to|transpose|type_as|unsqueeze|view)(_\d+)?)")  # fmt: skip
 _UNNAMED = re.compile(r"val_\d+")
 _FX_NODE = "pkg.torch.onnx.fx_node"  # metadata of nodes: the operator of PyTorch that they are of
+# call of a layer that reads its parameters as they are
+_LAYER_CALL = re.compile(r"\.aten\.(?:linear|layer_norm|group_norm|conv\dd)\.\w+\]\(args = \((.*)\), kwargs = \{\}\)")
 _TURN = re.compile(r"(t|transpose|permute)(_\d+)?")
 _NORMS = frozenset({"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
                     "GroupQueryAttention", "PagedAttention", "RMSNormalization", "SimplifiedLayerNormalization",
@@ -136,19 +138,28 @@ def places_of(work: ir.Model) -> list[Place]:
             found.append(Place(*_names_of_value(value, *uses[0]), value, node))
     order, given = {node: i for i, node in enumerate(nodes_of(work))}, given_names(work.metadata_props)
     origins = [given.get(place.value.name or "", place.value.name or "") for place in found]
-    found = [
-        replace(p, written=_written(p.value, origin), origin=origin) for p, origin in zip(found, origins, strict=True)
-    ]
+    found = [replace(p, written=_written(p, origin), origin=origin) for p, origin in zip(found, origins, strict=True)]
     return sorted(found, key=lambda place: order.get(place.node, -1))
 
 
-def _written(value: ir.Value, origin: str) -> tuple[str, ...]:
+def _written(place: Place, origin: str) -> tuple[str, ...]:
     """Return the paths that the file has for a stored tensor; none if the exporter recorded that it computed it.
 
-    ``origin`` is the exporter's name of the tensor.
+    ``origin`` is the exporter's name of the tensor: for a copy of a merged weight, the name of another parameter.
     """
     own = [_plain(origin)] if _is_name(origin) else []
-    return () if is_computed(value, origin) else _unique([*recorded_names(value), *own])
+    read = [_parameter_read(place)] if origin != place.value.name and "." in origin else []
+    return () if is_computed(place.value, origin) else _unique([*recorded_names(place.value), *own, *read])
+
+
+def _parameter_read(place: Place) -> str:
+    """Return the path of a parameter of the reader's module that PyTorch's exporter recorded as read; "" if none.
+
+    A layer gets its parameters as arguments of the recorded operator; a computed tensor would not have their names.
+    """
+    path = f"{scope_of(place.node)}.{place.role}"
+    call = _LAYER_CALL.search(place.node.metadata_props.get(_FX_NODE, ""))
+    return path if call and f"p_{re.sub(r'[^a-z0-9]', '_', path.lower())}" in re.findall(r"%(\w+)", call[1]) else ""
 
 
 def _is_name(name: str) -> bool:

@@ -490,3 +490,34 @@ def test_names_of_untied_copies_are_no_evidence(tmp_path: Path) -> None:
     for model in (file, surgery.name_weights(file), surgery.untie_weights(file)):
         with pytest.raises(DataError, match=r"may have computed weights|seem to be 1"):
             surgery.load_weights(model, after)
+
+
+class Fresh(torch.nn.Module):
+    """As before the first step of training: equal biases and norms, which exporters store once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(8) for _ in range(3))
+        for layer in self.layers:
+            torch.nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Any) -> Any:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(torch.tanh(layer(x)))
+        return x
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_weights_that_the_exporter_merged_get_their_own_numbers(exporter: str, tmp_path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    old, new, x = Fresh().eval(), Fresh().eval(), torch.randn(2, 5, 8)
+    for parameter in new.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    EXPORTERS[exporter](old, {"x": x}, ["y"], tmp_path)
+    states = [{k: v.numpy() for k, v in network.state_dict().items()} for network in (old, new)]
+    found = surgery.load_weights(tmp_path / "model.onnx", states[1], exported_from=states[0])
+    session = ort.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], new(x).numpy(), atol=1e-5)

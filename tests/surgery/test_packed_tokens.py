@@ -150,3 +150,13 @@ def test_an_unnamed_number_of_tokens_is_refused():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
     with pytest.raises(BuildError, match="no input has a named number of tokens"):
         surgery.language_model(model)
+
+
+@pytest.mark.parametrize("kind", ["Transpose", "RotaryEmbedding"])
+def test_nodes_for_rows_that_read_packed_tokens_are_named(kind):
+    """As the builder of onnxruntime-genai 0.18.0 writes LFM2 and HunYuan; no runtime opens these files."""
+    reader = helper.make_node("Transpose", ["e"], ["turned"], "mixer", perm=[0, 2, 1])
+    if kind == "RotaryEmbedding":
+        reader = fused(kind, ["e", "where", "cos", "sin"], ["turned"], name="mixer")
+    with pytest.raises(BuildError, match=rf"'mixer', a {kind} of rows .*, reads packed tokens .*model without it"):
+        surgery.language_model(packed(reader))

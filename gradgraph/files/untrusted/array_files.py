@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
 from numpy.lib import format as npy
@@ -146,6 +147,9 @@ def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) 
 
 # --- safetensors --------------------------------------------------------------------------------------
 
+# element types that safetensors does not convert for NumPy
+_FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
+
 
 def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors of a safetensors file by name, and its metadata.
@@ -153,12 +157,8 @@ def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict
     Raises:
         UnreadableError: if ``path`` is not a regular file, is damaged, or has element types that NumPy lacks.
     """
-    open_regular(path).close()
-    try:
-        with safetensors.safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableError(reason_of(error)) from None
+    found, metadata = safetensors_mapped(path)
+    return {name: np.array(array) for name, array in found.items()}, metadata
 
 
 def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -181,7 +181,8 @@ def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], 
                 begin, end = (start + at for at in places[name]["data_offsets"])
                 one = file.get_slice(name)
                 if (shape := one.get_shape()) and 0 not in shape:
-                    found[name] = whole[begin:end].view(one[:0].dtype).reshape(shape)
+                    dtype = _FLOAT8.get(one.get_dtype()) or one[:0].dtype
+                    found[name] = whole[begin:end].view(dtype).reshape(shape)
                 else:
                     found[name] = file.get_tensor(name)
             return found, file.metadata() or {}
