@@ -28,20 +28,38 @@ CONFIG, GENAI, INDEX = "config.json", "genai_config.json", ".safetensors.index.j
 _WHOLE = "model.safetensors"
 _ADAPTER = "adapter_model.safetensors"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_TIES = "tie_word_embeddings"
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 # types of models whose normalisation layers multiply by 1 + weight
 _OFFSET_BY_ONE = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
     | {"qwen3_5_text", "qwen3_next", "recurrent_gemma", "t5gemma", "t5gemma2", "vaultgemma"}
 )
-# settings of a computation that no weight shows, by key of config.json; and of the section decoder of GENAI
-_SETTINGS = ("attention_multiplier", "attn_logit_softcapping", "embedding_multiplier", "final_logit_softcapping",
-             "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "logits_scaling", "num_attention_heads",
-             "num_key_value_heads", "head_dim", "partial_rotary_factor", "query_pre_attn_scalar", "residual_multiplier",
-             "rms_norm_eps", "rope_local_base_freq", "rope_scaling", "rope_theta", "sliding_window")  # fmt: skip
+# settings of a computation that no weight shows, by key of config.json: those that change the outputs of the same
+# weights in the families of transformers 4.57 and 5.23
+_SETTINGS = (
+    "activation", "activation_function", "alibi", "apply_residual_connection_post_layernorm", "attention_heads",
+    "attention_layers", "attention_multiplier", "attention_types", "attn_logit_softcapping",
+    "classifier_activation", "classifier_pooling", "clip_qkv", "decoder_attention_heads", "dense_act_fn",
+    "do_layer_norm_before", "do_stable_layer_norm", "embedding_multiplier", "encoder_attention_heads",
+    "feed_forward_proj", "final_logit_softcapping", "global_attn_every_n_layers", "global_rope_theta", "head_dim",
+    "hidden_act", "hidden_activation", "is_decoder", "layer_norm_eps", "layer_norm_epsilon", "layer_types",
+    "local_attention", "local_rope_theta", "logit_scale", "logits_scaling", "max_relative_positions",
+    "mlp_hidden_act", "n_group", "n_head", "n_heads", "no_rope_layers", "norm_eps", "norm_epsilon",
+    "norm_topk_prob", "num_attention_heads", "num_experts_per_tok", "num_heads", "num_hidden_layers",
+    "num_key_value_heads", "partial_rotary_factor", "pooler_hidden_act", "position_buckets",
+    "query_pre_attn_scalar", "relative_attention_max_distance", "residual_multiplier", "rms_norm_eps",
+    "rope_interleave", "rope_local_base_freq", "rope_scaling", "rope_theta", "rotary_dim", "rotary_emb_base",
+    "rotary_pct", "routed_scaling_factor", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+    "scale_embedding", "scoring_func", "sliding_window", "swiglu_limit", "topk_group", "topk_method",
+    "use_bidirectional_attention", "use_parallel_residual", "window_size",
+)  # fmt: skip
 _ROTARY = ("rope_theta", "partial_rotary_factor")  # also in rope_parameters of transformers 5
 _KINDS_OF_LAYERS = ("full_attention", "sliding_attention")  # have their own rope_parameters in some families
-_OPTIONAL = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "rope_scaling"})  # null: not computed
+_OPTIONAL = frozenset({"attn_logit_softcapping", "clip_qkv", "final_logit_softcapping", "rope_scaling",
+                       "sliding_window"})  # null: not computed  # fmt: skip
+_SYNONYMS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu", "gelu_python": "gelu"}  # names of the same function
+_SCALED_IF_TIED = frozenset({"t5", "mt5", "umt5", "longt5", "pop2piano", "switch_transformers"})  # types of models
 _IN_GENAI = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads",
              "head_size": "head_dim"}  # fmt: skip
 _SHORTEST = 4  # characters of a family's name that its types have in common: qwen2, qwen2_5_vl
@@ -75,12 +93,12 @@ class Pretrained:
     @property
     def is_tied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have the same weight."""
-        return flat(self.config).get("tie_word_embeddings") is True
+        return flat(self.config).get(_TIES) is True
 
     @property
     def is_untied(self) -> bool:
         """Whether the configuration says that the embedding and the last layer have different weights."""
-        return flat(self.config).get("tie_word_embeddings") is False
+        return flat(self.config).get(_TIES) is False
 
 
 def is_pretrained(path: Path) -> bool:
@@ -124,7 +142,7 @@ def check_same_settings(exported: Pretrained, source: Pretrained) -> None:
 
 
 def _check_settings(own: Mapping[str, Any], source: Pretrained) -> None:
-    own, theirs = with_older_keys(own), with_older_keys(flat(source.config))
+    own, theirs = (_with_default_ties(with_older_keys(table)) for table in (own, flat(source.config)))
     kinds = [str(table.get("model_type", "")) for table in (own, theirs)]
     short = [re.sub("[^a-z0-9]", "", kind.lower())[:_SHORTEST] for kind in kinds]
     if all(short) and short[0] != short[1]:
@@ -132,7 +150,7 @@ def _check_settings(own: Mapping[str, Any], source: Pretrained) -> None:
             f"'{shown(source.where)}' contains weights of type {shown(kinds[1])}, but the model has type "
             f"{shown(kinds[0])}; pass weights of the same family"
         )
-    for key in _SETTINGS:
+    for key in (*_SETTINGS, *([_TIES] if own.get("model_type") in _SCALED_IF_TIED else [])):
         values = [_setting(table, key) for table in (own, theirs)]
         are_known = None not in values or (key in _OPTIONAL and key in own and key in theirs)
         if are_known and _differ(*values):
@@ -161,6 +179,11 @@ def with_older_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def _with_default_ties(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration of T5 with the default of its setting that also scales hidden states of the decoder."""
+    return {_TIES: True, **config} if config.get("model_type") in _SCALED_IF_TIED else config
+
+
 def _differ(one: Any, other: Any) -> bool:
     """Whether two settings differ; of two tables, in the kind or in a setting that both have."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
@@ -170,8 +193,12 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:
-    """Return a setting; None for a scaling of rotary positions that changes nothing."""
+    """Return a setting; None for a window or a scaling of rotary positions that changes nothing."""
     value = config.get(key)
+    if isinstance(value, str):
+        return _SYNONYMS.get(value, value)
+    if key == "sliding_window" and config.get("use_sliding_window") is False:
+        return None
     if key == "rope_scaling" and isinstance(value, Mapping):
         return None if value.get("rope_type", value.get("type", "default")) == "default" else value
     return value

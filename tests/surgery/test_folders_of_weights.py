@@ -231,6 +231,13 @@ SCALED = {"rope_type": "llama3", "factor": 8.0}
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"rope_theta": 5e5}, False),
         ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_scaling": SCALED, "rope_theta": 1e4}, False),
         ({"rope_local_base_freq": 1e4}, {"rope_local_base_freq": 1e5}, False),
+        ({"n_head": 4}, {"n_head": 2}, False),
+        ({"activation_function": "gelu_new"}, {"activation_function": "relu"}, False),
+        ({"activation_function": "gelu_new"}, {"activation_function": "gelu_pytorch_tanh"}, True),
+        ({"sliding_window": None}, {"sliding_window": 4096}, False),
+        ({"sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}, True),
+        ({"model_type": "t5"}, {"tie_word_embeddings": False, "model_type": "t5"}, False),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, True),  # weights show it
     ],
 )
 def test_a_setting_that_is_null_is_compared_if_null_says_something(
