@@ -36,8 +36,8 @@ class Recipe:
 
     task: str = spelled(
         f"What the model is trained for: {GENERATION} (chats), {SEQ2SEQ} (encoders with decoders, such as T5), "
-        f"{SPEECH} (Whisper), {', '.join(LABELLED)}, or {QUESTIONS} (which marks the answer in a context); the last "
-        "three train all weights.",
+        f"{SPEECH} (Whisper, Moonshine), {', '.join(LABELLED)}, or {QUESTIONS} (which marks the answer in a context); "
+        "the last three train all weights.",
         "training", metavar="TASK", choices=(GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS), default=GENERATION,
     )  # fmt: skip
     rank: int | None = spelled(
@@ -90,9 +90,9 @@ class Recipe:
         "training", "whole", kind=whole(0).or_none(), default=None,
     )  # fmt: skip
     language: str | None = spelled(
-        "For speech recognition with a multilingual model: language of the recordings, such as en. Default: that of "
-        "generation_config.json.",
-        "training", metavar="CODE", kind=TEXT.or_none(), default=None,
+        "For speech recognition with a multilingual model: language of the transcripts, such as en or english. "
+        "Default: that of generation_config.json.",
+        "training", metavar="LANGUAGE", kind=TEXT.or_none(), default=None,
     )  # fmt: skip
     translate: bool = spelled(
         "For speech recognition: the transcripts are English translations.", "training", "flag", default=False

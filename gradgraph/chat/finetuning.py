@@ -29,7 +29,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
-from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin
+from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin, removed_unless_begun
 from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
@@ -172,18 +172,19 @@ def finetune_chat(request: Request) -> Finetuned:
     samples, measures = _watching(prompts, prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
-    begin(place, chosen, _digests(prepared, base, chosen), began, request.resume)
-    log.info("%s", reached(decoder, chosen))
     figures: dict[str, Any] = dict(prepared.figures)
-    if prepared.held_out is not None:
-        figures |= measured(trainer, prepared.held_out, chosen, "_before")
-    if request.load(trainer):
-        for each in samples:
-            each.recall(request.place / LOG, trainer.progress.steps)
-    elif request.resume:
-        log.info("the run in '%s' stopped before its first checkpoint and starts again", shown(place))
-    pace.go_on()
-    history = request.fit(trainer, prepared.train, prepared.held_out, lines, [*measures, pace, *samples])
+    with removed_unless_begun(place, request.resume):
+        begin(place, chosen, _digests(prepared, base, chosen), began, request.resume)
+        log.info("%s", reached(decoder, chosen))
+        if prepared.held_out is not None:
+            figures |= measured(trainer, prepared.held_out, chosen, "_before")
+        if request.load(trainer):
+            for each in samples:
+                each.recall(request.place / LOG, trainer.progress.steps)
+        elif request.resume:
+            log.info("the run in '%s' stopped before its first checkpoint and starts again", shown(place))
+        pace.go_on()
+        history = request.fit(trainer, prepared.train, prepared.held_out, lines, [*measures, pace, *samples])
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
     if pace.steps:  # none for a resumed run that had finished
         rows_a_second = pace.steps * chosen.batch_size / pace.seconds

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from gradgraph.arguments import PATH, described
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
 from gradgraph.chat.folder_tasks import OF_TEXTS, OF_TOKENS
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, create
+from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, create, removed_unless_begun
 from gradgraph.chat.task_request import Request, last_row
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.label_names import CONFIG, LABELS, names_beside
@@ -56,7 +55,8 @@ def finetune_labels(request: Request) -> Finetuned:
     request.check(USED, (*_TEXTS, LABEL))
     request.check_validation()
     run = _run(request)
-    with _removed_unless_begun(out, request.resume):
+    with _naming_columns(), removed_unless_begun(out, request.resume):
+        create(out / TRAINING)
         done = train(run, progress=request.progress)
     base.copy_beside(out)
     _write_classes(out / CONFIG, done.trainer.names)
@@ -65,17 +65,12 @@ def finetune_labels(request: Request) -> Finetuned:
 
 
 @contextlib.contextmanager
-def _removed_unless_begun(out: Path, resume: bool) -> Iterator[None]:
-    """Create the folder of a run; after an error before the first checkpoint of a new run, remove what it wrote."""
-    was_there = out.is_dir()
-    create(out / TRAINING)
+def _naming_columns() -> Iterator[None]:
+    """Return a context whose errors name ``columns`` in place of an argument of ``gradgraph.text.table``."""
     try:
         yield
-    except BaseException as error:
-        if not resume and not any((out / TRAINING).glob("*.ckpt")):
-            for path in list(out.iterdir()) if was_there else [out]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if isinstance(error, GradgraphError) and (other := _with_columns(error)) is not error:
+    except GradgraphError as error:
+        if (other := _with_columns(error)) is not error:
             raise other from None
         raise
 

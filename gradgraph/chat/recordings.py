@@ -1,72 +1,58 @@
-"""Recordings and their transcripts, as spectrograms and tokens in batches for an encoder with a decoder (Whisper)."""
+"""Recordings and their transcripts, as sounds and tokens in batches for an encoder with a decoder (Whisper)."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradgraph.arguments import PATH, described
+from gradgraph.chat.sound_features import Features, features_of, is_whisper
+from gradgraph.chat.speech_prompts import Prompt, prompt_of_text, prompt_of_whisper, write_prompt
 from gradgraph.chat.task_request import Request
 from gradgraph.chat.text_pairs import Pairs, check_tokens, start_of
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.prefetch import prefetched_samples
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
-from gradgraph.data.sounds import MOST_SAMPLES, length_at, opened_sound, read_sound
+from gradgraph.data.sounds import check_sounds, length_at, opened_sound, read_sound
 from gradgraph.data.texts.records import Records, records_in
-from gradgraph.data.texts.tokenizer_files import table_in
 from gradgraph.errors import ArgumentError, DataError, listed, shown, suggestion
-from gradgraph.files.atomic import write_atomically
 from gradgraph.files.digest import digest_of
 from gradgraph.files.mapped import pieces_of
-from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.regular import open_regular
-from gradgraph.graph.shape_inference import shape_of
-from gradgraph.sound.whisper_features import HIGHEST, WhisperFeatures
 
 log = logging.getLogger("gradgraph.chat")
 
 # usual names of the columns, of which the data may have one for each
 NAMES = {"audio": ("audio", "file_name", "file", "path"), "text": ("text", "sentence", "transcription", "transcript")}
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # in a folder of Hugging Face's audiofolder
-EXTRACTOR, PROCESSOR, GENERATION = "preprocessor_config.json", "processor_config.json", "generation_config.json"
-KIND = "WhisperFeatureExtractor"
-POSITIONS, LONGEST = "max_target_positions", 448
-MULTILINGUAL = 51865  # minimum vocabulary size of OpenAI's multilingual models
-_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+POSITIONS, LONGEST = ("max_target_positions", "max_position_embeddings"), 448  # of Whisper, and of Moonshine
 
 
 class Recordings(Pairs):
-    """WAV files as spectrograms, and their transcripts as tokens; see :class:`Pairs`.
+    """WAV files as their encoder reads them, and their transcripts as tokens; see :class:`Pairs`.
 
     Args:
         files: the WAV files.
-        features: computes the spectrograms.
+        features: what the encoder reads of a recording.
         answers, start, pad, most: as for :class:`Pairs`.
     """
-
-    provides = "spectrograms"
 
     def __init__(
         self,
         files: Sequence[Path],
-        features: WhisperFeatures,
+        features: Features,
         answers: Sequence[Sequence[int]],
         start: int,
         pad: int,
         most: int,
     ) -> None:
         super().__init__(answers, start, pad, most)
-        self.files, self.features = files, features
+        self.files, self.features, self.provides = files, features, features.provides
 
     def __getitem__(self, i: int) -> Array:
-        """Return the spectrogram of recording ``i``: float32 [mels, frames]."""
+        """Return what the encoder reads of recording ``i``: float32 [mels, frames], or [samples]."""
         return self.features(read_sound(self.files[i], self.features.rate))
 
     def selected(self, numbers: Sequence[int]) -> Recordings:
@@ -86,10 +72,10 @@ class Recordings(Pairs):
 
     def _read(self, batches: Iterator[Sequence[int]]) -> Iterator[tuple[Sequence[int], dict[str, Array]]]:
         for rows in prefetched_samples(batches, lambda i: (i, self[i]), None):
-            yield [i for i, _ in rows], {"read": np.stack([features for _, features in rows])}
+            yield [i for i, _ in rows], self.features.batch([sound for _, sound in rows])
 
     def _fits(self, spec: TensorSpec) -> bool:
-        return numpy_dtype(spec.dtype).kind == "f" and len(spec.shape) == 3
+        return numpy_dtype(spec.dtype).kind == "f" and len(spec.shape) == self.features.axes
 
 
 def _digest(file: Path) -> str:
@@ -100,12 +86,12 @@ def _digest(file: Path) -> str:
 def read_recordings(request: Request, data: Any) -> Recordings:
     """Read a table of WAV files and transcripts, or a folder with one in ``metadata.csv``, as Hugging Face reads them.
 
-    Paths are relative to the table. The tokens of a transcript are those of transformers: language, task, no
-    timestamps, the text, end of text.
+    Paths are relative to the table. The tokens of a transcript are those of transformers: for Whisper language, task,
+    no timestamps unless the text has some, the text, end of text; for Moonshine the text and its end.
 
     Raises:
-        DataError: the data lack a column; a row has no recording or transcript, or is too long for the model; or the
-            folder has another feature extractor.
+        DataError: the data lack a column; a row has no recording or transcript, or is too long for the model; a
+            recording cannot be read; or the folder has another feature extractor.
         ArgumentError: the language is unknown, or the model has none.
     """
     recipe, tokenizer = request.recipe, request.tokenizer
@@ -115,35 +101,57 @@ def read_recordings(request: Request, data: Any) -> Recordings:
             remedy="pass long='drop', or split long recordings",
             shell="pass --long drop, or split long recordings",
         )
-    features, prompt, longest = features_of(request), prompt_of(request).tokens, request.longest(LONGEST, POSITIONS)
+    features, prompt, longest = features_of(request), prompt_of(request), request.longest(LONGEST, _positions(request))
     records, files, texts = _rows(request, data)
-    end = [_number(request, "<|endoftext|>")]
-    answers = [[*prompt, *ids, *end] for ids in tokenizer.ids(texts, False)]
-    seconds = features.samples / features.rate
-    kept, resampled = list[int](), set[int]()
+    answers = prompt.answers(request, texts, records.place)
+    kept = []
     for i, (file, answer) in enumerate(zip(files, answers, strict=True)):
-        opened = opened_sound(file)
         check_tokens([answer], records.place(i), request.base.vocabulary)
-        is_long = length_at(features.rate, opened) > features.samples
-        if (is_long or len(answer) > longest) and recipe.long == "error":
-            what = f"more than {seconds:g} s" if is_long else f"a transcript of more than {longest} tokens"
+        why = _too_long(file, answer, features, longest, records.place(i))
+        if why is None:
+            kept.append(i)
+        elif recipe.long == "error":
             raise DataError(
-                f"{records.place(i)} has {what}, which the model does not read",
+                f"{records.place(i)} has {why}, which the model does not read",
                 remedy="split the recording, or pass long='drop'",
                 shell="split the recording, or pass --long drop",
             )
-        if is_long or len(answer) > longest:
-            continue
-        kept.append(i)
-        if opened.rate != features.rate and opened.rate not in resampled:
-            read_sound(file, features.rate)  # raises before training if the package that resamples is missing
-            resampled.add(opened.rate)
     if len(kept) < len(files):
         log.warning("%d rows of %s are too long; they are dropped", len(files) - len(kept), records.where)
     if not kept:
         raise DataError(f"no row of {records.where} remains; add shorter recordings")
+    check_sounds([files[i] for i in kept], features.rate)
     return Recordings([files[i] for i in kept], features, [answers[i] for i in kept], start_of(request), tokenizer.pad,
                       longest)  # fmt: skip
+
+
+def prompt_of(request: Request) -> Prompt:
+    """Return the tokens around the transcripts of a folder's model; raise the errors of ``speech_prompts``."""
+    return prompt_of_whisper(request) if is_whisper(request) else prompt_of_text(request)
+
+
+def finish(request: Request) -> None:
+    """Write the changed options of a tuned folder."""
+    write_prompt(request, prompt_of(request))
+
+
+def _positions(request: Request) -> str:
+    """Return the key of the number of the decoder's positions in ``config.json``."""
+    return next((key for key in POSITIONS if key in request.base.described), POSITIONS[0])
+
+
+def _too_long(file: Path, answer: Sequence[int], features: Features, longest: int, place: str) -> str | None:
+    """Return what of a row is too long, or None; raise DataError for a recording that is too short."""
+    opened = opened_sound(file)
+    samples = length_at(features.rate, opened)
+    if samples < features.shortest:
+        raise DataError(
+            f"{place} has a recording of {samples / features.rate:.2g} s, but the model reads at least "
+            f"{features.shortest / features.rate:.2g} s; drop the row"
+        )
+    if features.samples is not None and samples > features.samples:
+        return f"more than {features.samples / features.rate:g} s"
+    return f"a transcript of more than {longest} tokens" if len(answer) > longest else None
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -189,120 +197,3 @@ def _column(records: Records, name: str, given: str | None) -> str:
             shell=f"pass --column {name}=…",
         )
     return found[0]
-
-
-# --- the folder ---------------------------------------------------------------------------------------------------
-
-
-def features_of(request: Request) -> WhisperFeatures:
-    """Return the feature extractor of a folder.
-
-    Raises:
-        DataError: the folder has none of Whisper, or its encoder expects other spectrograms.
-    """
-    folder = request.base.path
-    name, found = EXTRACTOR, table_in(folder, EXTRACTOR)
-    if not found:  # transformers 5 writes one file for tokenizer and feature extractor
-        name, found = PROCESSOR, table_in(folder, PROCESSOR).get("feature_extractor") or {}
-    kind = found.get("feature_extractor_type") if isinstance(found, Mapping) else None
-    if kind != KIND:
-        what = f"the feature extractor {shown(kind)}" if isinstance(kind, str) else f"no {EXTRACTOR}"
-        raise DataError(f"the folder '{shown(folder)}' has {what}, but {request.recipe.task} requires {KIND}")
-
-    def whole(key: str, usual: int) -> int:
-        value = found.get(key, usual)
-        if type(value) is not int or not 0 < value <= MOST_SAMPLES:
-            raise DataError(f"'{key}' in '{shown(folder / name)}' is {described(value)}, but should be a whole number "
-                            "above zero; download the file again")  # fmt: skip
-        return value
-
-    unusual = next((key for key, usual in (("dither", 0.0), ("padding_side", "right"), ("padding_value", 0.0))
-                    if found.get(key, usual) != usual), None)  # fmt: skip
-    rate, hop = whole("sampling_rate", 16000), whole("hop_length", 160)
-    samples, n_fft, mels = whole("chunk_length", 30) * rate, whole("n_fft", 400), whole("feature_size", 80)
-    fits = hop <= samples and n_fft < samples <= MOST_SAMPLES and samples // hop * n_fft <= MOST_SAMPLES
-    if unusual is not None or rate < 2 * HIGHEST or not fits:
-        key = unusual or ("sampling_rate" if rate < 2 * HIGHEST else "n_fft")
-        raise DataError(f"'{key}' in '{shown(folder / name)}' is {described(found.get(key))}, which is not supported; "
-                        "use the file of the model")  # fmt: skip
-    made = WhisperFeatures(rate, samples, n_fft, hop, mels)
-    read = next((shape for v in load_model(request.base.encoder()).graph.inputs
-                 if (shape := shape_of(v)) is not None and len(shape) == 3), (None, None, None))  # fmt: skip
-    if any(isinstance(size, int) and size != own for size, own in zip(read[1:], (mels, made.frames), strict=True)):
-        raise DataError(
-            f"the encoder reads spectrograms of {read[1]} × {read[2]}, but '{shown(folder / name)}' describes {mels} × "
-            f"{made.frames}; use the file of the model"
-        )
-    return made
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The tokens between the start token and a transcript, and what they say; None for an English-only model."""
-
-    tokens: Sequence[int]
-    language: str | None = None
-    task: str | None = None
-
-
-def prompt_of(request: Request) -> Prompt:
-    """Return the prompt of a model, as transformers' tokenizer adds it to transcripts.
-
-    The language is that of the recipe, of ``generation_config.json``, or of the tokenizer.
-
-    Raises:
-        ArgumentError: no language is given, or an unknown one; or the model knows only one.
-    """
-    recipe, generation = request.recipe, table_in(request.base.path, GENERATION)
-    plain, stated = _number(request, "<|notimestamps|>"), generation.get("is_multilingual")
-    if not (stated if isinstance(stated, bool) else (request.base.vocabulary or 0) >= MULTILINGUAL):
-        if recipe.language is not None or recipe.translate:
-            raise ArgumentError(
-                "the model is English-only, and has no languages to choose or to translate",
-                remedy="omit language and translate",
-                shell="omit --language and --translate",
-            )
-        return Prompt([plain])
-    languages = {match[1]: n for token, n in request.tokenizer.words.items() if (match := _LANGUAGE.fullmatch(token))}
-    language = recipe.language or _usual_language(request, generation, languages)
-    if language is None:
-        raise ArgumentError(
-            "the model is multilingual, and no language is given",
-            remedy="pass the language of the transcripts: language='en'",
-            shell="pass the language of the transcripts, such as --language en",
-        )
-    if language not in languages:
-        raise ArgumentError(
-            f"the model has no language '{shown(language)}'{suggestion(language, languages)}; pass a code such as 'en'"
-        )
-    task = "translate" if recipe.translate else "transcribe"
-    return Prompt([languages[language], _number(request, f"<|{task}|>"), plain], language, task)
-
-
-def _usual_language(request: Request, generation: Mapping[str, Any], languages: Mapping[str, int]) -> str | None:
-    """Return the language that a folder was fine-tuned for; None if it was not."""
-    if isinstance(named := generation.get("language"), str):
-        return named.strip("<|>")
-    forced = generation.get("forced_decoder_ids") or request.base.described.get("forced_decoder_ids") or ()
-    numbers = [pair[1] for pair in forced if isinstance(pair, list) and len(pair) == 2]
-    numbers += next(request.tokenizer.ids([""], True))  # what it adds to each text
-    codes = {number: code for code, number in languages.items()}
-    return next((codes[number] for number in numbers if isinstance(number, int) and number in codes), None)
-
-
-def _number(request: Request, token: str) -> int:
-    number = request.tokenizer.number_of(token)
-    if number is None:
-        raise DataError(
-            f"the tokenizer of '{shown(request.base.path)}' has no token '{token}'; use the tokenizer.json of Whisper"
-        )
-    return number
-
-
-def write_prompt(request: Request) -> None:
-    """Write language and task to the generation options of a tuned multilingual model, as transformers' recipe does."""
-    prompt, file = prompt_of(request), request.out / GENERATION
-    if prompt.language is not None and file.is_file():
-        kept = {key: value for key, value in table_in(request.out, GENERATION).items() if key != "forced_decoder_ids"}
-        changed = {**kept, "language": prompt.language, "task": prompt.task}
-        write_atomically(file, json.dumps(changed, indent=2).encode())

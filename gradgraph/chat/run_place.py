@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gradgraph.chat.chat_recipe import STOPS_ONLY, Recipe
-from gradgraph.errors import DataError, OutputError, shown
+from gradgraph.errors import DataError, GradgraphError, OutputError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -89,6 +91,22 @@ def begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: dateti
         return
     create(file.parent)
     write_atomically(file, json.dumps(now, indent=1).encode())
+
+
+@contextlib.contextmanager
+def removed_unless_begun(out: Path, resume: bool) -> Iterator[None]:
+    """Return a context that removes what a new run wrote to ``out`` if it fails before its first checkpoint.
+
+    The output folder of a refused model, or of data that cannot be read, is then free for another attempt.
+    """
+    was_there = out.is_dir()
+    try:
+        yield
+    except (GradgraphError, KeyboardInterrupt, SystemExit):
+        if not resume and out.is_dir() and not any((out / TRAINING).glob("*.ckpt")):
+            for path in list(out.iterdir()) if was_there else [out]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
 
 
 def create(folder: Path) -> None:

@@ -17,16 +17,18 @@ from gradgraph.chat.adapted_layers import products
 from gradgraph.chat.chat_recipe import SEQ2SEQ, SPEECH, Recipe
 from gradgraph.chat.measures import check_measures
 from gradgraph.chat.model_folder import ENCODER, ModelFolder, check_inside
-from gradgraph.chat.recordings import NAMES, read_recordings, write_prompt
+from gradgraph.chat.recordings import NAMES, finish, read_recordings
 from gradgraph.chat.run_place import Finetuned, create
 from gradgraph.chat.task_request import Request
 from gradgraph.chat.text_pairs import Pairs, digest_of, read_texts
 from gradgraph.chat.tuned_folder import save_decoder
-from gradgraph.errors import UnknownNameError
+from gradgraph.errors import ArgumentError
 from gradgraph.files.models import load_model, save_model
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS as ADAPTERS
 from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.encoder_decoders import PREFIX, encoder_decoder
 from gradgraph.surgery.linear_layers import linear_layers
+from gradgraph.surgery.operation import check_patterns, matched
 
 # further files with the same decoder; the first reads keys and values of the encoder's states from its cache
 OTHERS = ("decoder_with_past_model.onnx", "decoder_model_merged.onnx")
@@ -56,7 +58,7 @@ log = logging.getLogger("gradgraph.chat")
 
 KINDS = {
     SEQ2SEQ: Kind(read_texts),
-    SPEECH: Kind(read_recordings, ("language", "translate"), (*NAMES,), write_prompt),
+    SPEECH: Kind(read_recordings, ("language", "translate"), (*NAMES,), finish),
 }
 
 
@@ -109,22 +111,36 @@ def shown_pairs(request: Request, count: int) -> list[Sequence[tuple[str, bool]]
 
 
 def _layers(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> list[list[str]]:
-    """Return the names of the layers of encoder and decoder that get adapters."""
-    if recipe.target:
-        wanted = [{layer.node for layer in linear_layers(model, recipe.target)[0]} for model in (encoder, decoder)]
-        return [[layer.name for layer in products(model, False) if layer.node in nodes]
-                for model, nodes in zip((encoder, decoder), wanted, strict=True)]  # fmt: skip
-    return [[layer.name for layer in products(model, model is decoder)] for model in (encoder, decoder)]
+    """Return the names of the layers of encoder and decoder that get adapters.
+
+    Raises:
+        UnknownNameError: a target matches no layer of either.
+    """
+    if not recipe.target:
+        return [[layer.name for layer in products(model, model is decoder)] for model in (encoder, decoder)]
+    every = [[(layer.names, layer.name) for layer in products(model, False)] for model in (encoder, decoder)]
+    both = [*every[0], *every[1]]
+    check_patterns(recipe.target, [name for names, _ in both for name in names], "linear layer of encoder or decoder",
+                   [name for _, name in both])  # fmt: skip
+    return [matched(recipe.target, layers) for layers in every]
 
 
 def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> _Parts:
-    """Return encoder and decoder with adapters on the layers of the recipe; by default all but the head."""
+    """Return encoder and decoder with adapters on the layers of the recipe; by default all but the head.
+
+    Raises:
+        ArgumentError: the adapters are not those of linear layers.
+        UnknownNameError: a target matches no layer.
+    """
+    if (kind := ADAPTERS[recipe.kind]).layers is not linear_layers:
+        raise ArgumentError(
+            f"the task {recipe.task} trains adapters of linear layers, but those of kind {recipe.kind} are of "
+            f"{kind.what}; choose another kind, such as lora"
+        )
     made = []
     for model, names in zip((encoder, decoder), _layers(encoder, decoder, recipe), strict=True):
         made.append(surgery.lora(model, names, rank=recipe.rank or 0, alpha=recipe.alpha, dropout=recipe.dropout,
                                  kind=recipe.kind, seed=recipe.seed) if names else model)  # fmt: skip
-    if not any(adapters_of(model) for model in made):
-        raise UnknownNameError(f"no linear layer of encoder or decoder matches {', '.join(recipe.target)}")
     return _Parts(*made)
 
 

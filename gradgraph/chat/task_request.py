@@ -15,7 +15,16 @@ from gradgraph.building.pipeline import build
 from gradgraph.chat.chat_recipe import Recipe, optimizer_of
 from gradgraph.chat.folder_tasks import check_task
 from gradgraph.chat.model_folder import ModelFolder
-from gradgraph.chat.run_place import CHECKPOINT, HISTORY, LOG, TRAINING, Finetuned, begin, check_place
+from gradgraph.chat.run_place import (
+    CHECKPOINT,
+    HISTORY,
+    LOG,
+    TRAINING,
+    Finetuned,
+    begin,
+    check_place,
+    removed_unless_begun,
+)
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.shuffling import permutation
 from gradgraph.data.texts.tokenizer import NAME, Tokenizer
@@ -166,10 +175,11 @@ class Request:
             digests: the digests of data and models, by name; a resumed run must have the same.
         """
         trainer = Trainer(built(model, loss, train, self.recipe), seed=self.recipe.seed)
-        begin(self.out, self.recipe, {**digests, "model": self.base.digest}, datetime.now().replace(microsecond=0),
-              self.resume)  # fmt: skip
-        self.load(trainer)
-        history = self.fit(trainer, train, held, JsonLines(self.place / LOG))
+        with removed_unless_begun(self.out, self.resume):
+            begin(self.out, self.recipe, {**digests, "model": self.base.digest}, datetime.now().replace(microsecond=0),
+                  self.resume)  # fmt: skip
+            self.load(trainer)
+            history = self.fit(trainer, train, held, JsonLines(self.place / LOG))
         figures = {**last_row(history), "steps": trainer.progress.steps, **peak_memory()}
         return Finetuned(self.out, history, figures, {}, trainer)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dty
 from gradgraph.data.shuffling import generator
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.files.untrusted.wav_files import WavFile, wav_file
+from gradgraph.files.untrusted.wav_files import FLOAT, WavFile, wav_file
 
 SOUNDS = FileKind("sound", (".wav", ".wave"))
 MOST_SAMPLES = 1 << 28  # maximum number of samples of a file to resample, and of a sound in a batch
@@ -178,6 +178,19 @@ def read_sound(path: Path, rate: int) -> Array:
         return opened.read().mean(axis=0) if opened.rate == rate else _resampled(opened, rate)
     except (UnreadableError, OSError) as error:
         raise _unreadable(path, error) from None
+
+
+def check_sounds(files: Iterable[Path], rate: int) -> None:
+    """Raise DataError if :func:`read_sound` cannot read one of the files at a sampling rate.
+
+    Only files that may contain non-finite samples are read, and one file of each other sampling rate.
+    """
+    resampled = {rate}
+    for file in files:
+        opened = opened_sound(file)
+        if opened.kind == FLOAT or opened.rate not in resampled:
+            read_sound(file, rate if opened.rate not in resampled else opened.rate)
+            resampled.add(opened.rate)
 
 
 def length_at(rate: int, opened: WavFile) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,9 @@ class WhisperFeatures:
     n_fft: int = 400
     hop: int = 160
     mels: int = 80
+    shortest = 1  # minimum number of samples of a recording
+    axes = 3  # of a batch
+    provides = "spectrograms"  # in messages
 
     @property
     def frames(self) -> int:
@@ -59,3 +63,7 @@ class WhisperFeatures:
         found = np.log10(np.maximum(self._filters @ energy.T, 1e-10))
         made: Array = (np.maximum(found, found.max() - 8.0) + 4.0) / 4.0
         return made.astype(np.float32)
+
+    def batch(self, spectrograms: Sequence[Array]) -> dict[str, Array]:
+        """Return spectrograms as one array: float32 [batch, mels, frames]."""
+        return {"read": np.stack(spectrograms)}

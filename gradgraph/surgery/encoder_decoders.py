@@ -7,6 +7,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, listed
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
@@ -14,7 +15,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.joined_models import prefix_names, take_in
 from gradgraph.surgery.language_models import MASK, language_model
-from gradgraph.surgery.operation import closed, opened
+from gradgraph.surgery.operation import closed, forget_sizes_behind, opened
 
 STATES, MASK_OF_STATES = "encoder_hidden_states", "encoder_attention_mask"  # inputs of the decoder
 PREFIX = "decoder."  # of the decoder's names in the joined model
@@ -51,6 +52,8 @@ def encoder_decoder(encoder: ir.Model, decoder: ir.Model) -> ir.Model:
         )
     adapters = [*adapters_of(work), *(_prefixed(adapter) for adapter in adapters_of(other))]
     prefix_names(other, PREFIX)
+    if MASK_OF_STATES in given and _length(work.graph.outputs[0]) != _length(own[MASK]):
+        forget_sizes_behind(given[STATES], given[MASK_OF_STATES])  # of samples or of states, by the same symbol
     given[STATES].replace_all_uses_with(work.graph.outputs[0])
     if MASK_OF_STATES in given:
         given[MASK_OF_STATES].replace_all_uses_with(own[MASK])
@@ -64,6 +67,12 @@ def encoder_decoder(encoder: ir.Model, decoder: ir.Model) -> ir.Model:
     found = closed(work, work, None)
     assert isinstance(found, ir.Model)  # like ``work``
     return found
+
+
+def _length(value: ir.Value) -> object:
+    """Return the second size of a value, or its symbol; None if it is unknown."""
+    shape = shape_of(value) or ()
+    return shape[1] if len(shape) > 1 else None
 
 
 def _without_cache(decoder: ir.Model) -> ir.Model:

@@ -21,17 +21,19 @@ pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 
 from tests.chat import small_folder
 from tests.kit.command_line import Cli
-from tests.kit.wav_writing import write_wav
+from tests.kit.wav_writing import chunk, format_chunk, riff, write_wav
 
 WIDTH, MELS, RATE = 8, 16, 16000
 SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
-           "<|notimestamps|>")  # fmt: skip
+           "<|notimestamps|>", "<|0.00|>", "<|0.50|>")  # fmt: skip
 IDS = small_folder.WORDS | {token: len(small_folder.WORDS) + i for i, token in enumerate(SPECIAL)}
 START, END = IDS["<|startoftranscript|>"], IDS["<|endoftext|>"]
 EXTRACTOR = {"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 1, "feature_size": MELS,
              "hop_length": 160, "n_fft": 400, "sampling_rate": RATE}  # fmt: skip
 CONFIG = {"vocab_size": len(IDS), "decoder_start_token_id": START, "max_target_positions": 24}
 GENERATION = {"is_multilingual": True, "forced_decoder_ids": [[1, None], [2, IDS["<|transcribe|>"]]], "max_length": 24}
+TABLES = {"lang_to_id": {token: IDS[token] for token in ("<|en|>", "<|de|>")},
+          "task_to_id": {task: IDS[f"<|{task}|>"] for task in ("transcribe", "translate")}}  # fmt: skip
 TASK = "automatic-speech-recognition"
 OPTIONS: dict[str, Any] = {"task": TASK, "language": "en", "rank": 2, "learning_rate": 0.02, "progress": False}
 
@@ -126,8 +128,12 @@ def loss_of(folder: Path, prompt: tuple[str, ...]) -> float:
 PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "a language": ({"language": "de"}, {}, ("<|de|>", "<|transcribe|>", "<|notimestamps|>")),
     "a translation": ({"language": "de", "translate": True}, {}, ("<|de|>", "<|translate|>", "<|notimestamps|>")),
+    "a name": ({"language": "German"}, {"lang_to_id": {"<|de|>": IDS["<|de|>"]}, "task_to_id": {}},
+               ("<|de|>", "<|transcribe|>", "<|notimestamps|>")),
     "that of the folder": ({"language": None}, {"language": "<|de|>"},
                            ("<|de|>", "<|transcribe|>", "<|notimestamps|>")),
+    "the name in the folder": ({"language": None}, {"language": "german"},
+                               ("<|de|>", "<|transcribe|>", "<|notimestamps|>")),
     "that of older folders": ({"language": None}, {"forced_decoder_ids": [[1, IDS["<|de|>"]]]},
                               ("<|de|>", "<|transcribe|>", "<|notimestamps|>")),
     "English only": ({"language": None}, {"is_multilingual": False}, ("<|notimestamps|>",)),
@@ -146,8 +152,24 @@ def test_the_loss_is_that_of_all_tokens_after_the_first(what: str, whisper: Path
         assert written == GENERATION | generation
     else:
         task = prompt[1].strip("<|>")
-        kept = {name: value for name, value in GENERATION.items() if name != "forced_decoder_ids"}
-        assert written == kept | {"language": "de", "task": task}
+        kept = {name: value for name, value in (GENERATION | generation).items() if name != "forced_decoder_ids"}
+        assert written == TABLES | kept | {"language": "de", "task": task}
+
+
+def test_transcripts_with_timestamps_are_trained_as_such(whisper: Path, cli: Cli) -> None:
+    write(Path("data.csv"), {"audio": CLIPS, "text": ["<|0.00|>a<|0.50|>", *WORDS[1:]]})
+    ran = cli("finetune", "whisper", "--task", TASK, "--data", "data.csv", "--language", "English", "--show", "2")
+    assert "⟦<|en|><|transcribe|><|0.00|>a<|0.50|><|endoftext|>⟧" in ran.out
+    assert "⟦<|en|><|transcribe|><|notimestamps|>say ab1<|endoftext|>⟧" in ran.out
+
+
+def test_a_file_that_is_damaged_after_it_was_checked_leaves_nothing(
+    whisper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradgraph.chat.recordings.check_sounds", lambda files, rate: not_finite(whisper))
+    with pytest.raises(DataError, match="not finite"):
+        gg.finetune(whisper, "data.csv", "tuned", **OPTIONS)
+    assert not Path("tuned").exists()
 
 
 def test_a_run_from_the_shell_learns_and_goes_on_to_the_bit(whisper: Path, cli: Cli) -> None:
@@ -232,6 +254,12 @@ def longer(folder: Path) -> None:
     write_wav(folder.parent / "clips/1.wav", np.zeros(RATE + 1), RATE)
 
 
+def not_finite(folder: Path) -> None:
+    numbers = np.array([0.0, np.nan] * 999, "<f4").tobytes()
+    content = riff(format_chunk(kind=3, rate=RATE, bits=32), chunk(b"data", numbers))
+    (folder.parent / "clips/3.wav").write_bytes(content)
+
+
 def removed(name: str) -> Any:
     return lambda folder: (folder / name).unlink()
 
@@ -239,9 +267,13 @@ def removed(name: str) -> Any:
 CLIPS, WORDS = [f"clips/{i}.wav" for i in range(8)], texts()
 REFUSED: dict[str, tuple[dict[str, Any], Any, type[GradgraphError], str]] = {
     "no language": ({"language": None}, None, ArgumentError, "multilingual, and no language is given; pass the lang"),
-    "an unknown language": ({"language": "english"}, None, ArgumentError, "no language 'english'.*; pass a code such"),
+    "an unknown language": ({"language": "Germann"}, None, ArgumentError,
+                            "no language 'Germann'; did you mean 'german'.*; pass a code such as 'en', or a name"),
+    "a language that the model lacks": ({"language": "Hindi"}, None, ArgumentError, "has no language 'Hindi'"),
+    "a language that the options lack": ({}, rewritten("generation_config.json", lang_to_id={"<|de|>": 1}),
+                                         ArgumentError, "the model has no language 'en'"),
     "a language of an English model": ({}, rewritten("generation_config.json", is_multilingual=False), ArgumentError,
-                                       "the model is English-only"),
+                                       "transcribes one language only"),
     "a cut": ({"long": "cut"}, None, ArgumentError, "does not cut recordings, .*; pass long='drop'"),
     "packing": ({"pack": True}, None, ArgumentError, "does not use 'pack'; omit it"),
     "another task": ({"task": "text2text-generation", "language": None}, None, DataError,
@@ -255,6 +287,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, type[GradgraphError], str]] = {
     "an empty transcript": ({}, table(audio=CLIPS, text=["", *WORDS[1:]]), DataError,
                             "row 1 of 'data.csv': 'text' is '', but should be text"),
     "no file": ({}, clip("clips/3.wav", None), DataError, r"'clips/3.wav' cannot be read \(No such file"),
+    "samples that are not numbers": ({}, not_finite, DataError, r"'clips/3.wav' cannot be read \(it contains numbers"),
+    "a timestamp that is no token": ({}, table(audio=CLIPS, text=["<|0.03|>a", *WORDS[1:]]), DataError,
+                                     "row 1 of 'data.csv' has a timestamp that is no token"),
     "no WAV": ({}, clip("clips/3.wav", b"ID3 is of an MP3"), DataError, r"'clips/3.wav' .* \(it is not a WAV file\)"),
     "a long recording": ({}, longer, DataError, "row 2 of 'data.csv' has more than 1 s, which the model does not read"),
     "a long transcript": ({"length": 8}, None, DataError, "row 1 of 'data.csv' has a transcript of more than 8 tokens"),
