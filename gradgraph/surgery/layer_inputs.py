@@ -1,4 +1,4 @@
-"""What the layers with adapters read on calibration data, as GPTQ requires it: products of their inputs."""
+"""Products of the inputs of layers with adapters on calibration data, as GPTQ requires them."""
 
 from __future__ import annotations
 
