@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 def command(
     step: Path,
     data: Path,
-    image: dict[str, Any],
-    tokenizer: Path | None,
-    text: dict[str, Any],
-    sound: dict[str, Any],
     checkpoint: Path | None,
     untrained: bool,
     per_class: bool,
@@ -63,6 +59,7 @@ def command(
     not_averaged: bool,
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
+    **reading: Any,
 ) -> None:
     """Print loss and metrics of a STEP folder, or of a run's folder, on held-out data.
 
@@ -85,7 +82,7 @@ def command(
     if checkpoint is not None:
         trainer.load(checkpoint)
     with from_stdin(data) as path:
-        read = Reading(image, tokenizer, text, sound, step).data(path, trainer.names)
+        read = Reading(**reading, model=step).data(path, trainer.names)
         moved = drift_of(trainer.names, path, drift, as_json)
         if read is path and trainer.names.preprocess is not None:
             read = trainer.prepare(path, batch_size, shuffle=False)  # so that notes about the table are printed once

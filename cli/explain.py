@@ -90,10 +90,6 @@ TOP = 3  # units that a line in the terminal names
 def command(
     model: Path,
     data: Path,
-    image: dict[str, Any],
-    tokenizer: Path | None,
-    text: dict[str, Any],
-    sound: dict[str, Any],
     method: str,
     options: dict[str, Any],
     target: str | None,
@@ -107,6 +103,7 @@ def command(
     not_averaged: bool,
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
+    **reading: Any,
 ) -> None:
     """Show which parts of each sample the prediction of MODEL (an .onnx, a step folder, or a run's folder) depends on.
 
@@ -133,7 +130,7 @@ def command(
     explainer = Explainer(read, method, options, explained, device)
     names = explainer.predictor.names
     with from_stdin(data) as path:
-        source = Reading(image, tokenizer, text, sound, model).data(path, names, one_length=True)
+        source = Reading(**reading, model=model).data(path, names, one_length=True)
         inputs, described = read_samples(source, explainer.predictor.specs, targets, names, samples)
     with output.progress("checks") as advance:
         found = explain_samples(explainer, inputs, described, target=target, checks=not no_checks, advance=advance,

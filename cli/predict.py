@@ -57,10 +57,6 @@ BATCH_SIZE = 32
 def command(
     model: Path,
     data: Path,
-    image: dict[str, Any],
-    tokenizer: Path | None,
-    text: dict[str, Any],
-    sound: dict[str, Any],
     out: Path,
     outputs: tuple[str, ...],
     drift: bool,
@@ -70,6 +66,7 @@ def command(
     not_averaged: bool,
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
+    **reading: Any,
 ) -> None:
     """Write the outputs of MODEL (an .onnx, a step folder, or a run's folder) for every sample of the data.
 
@@ -99,10 +96,10 @@ def command(
     read, targets = model_to_run(model, checkpoint, untrained, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    names, reading = predictor.names, Reading(image, tokenizer, text, sound, model)
+    names, reader = predictor.names, Reading(**reading, model=model)
     with (
         from_stdin(data) as path,
-        in_order(samples := reading.data(path, names, one_length=True), predictor.specs, targets, names) as source,
+        in_order(samples := reader.data(path, names, one_length=True), predictor.specs, targets, names) as source,
     ):
         if source.others:
             output.say(f"ignored: {listed(source.others)}")

@@ -134,16 +134,8 @@ def case(
 class Point:
     """A test of a convention at a kink, tie or edge: exact inputs, a cotangent of ones, and the expected gradients."""
 
-    inputs: tuple[Any, ...]
+    case: Case
     gives: tuple[Any, ...]
-    attrs: dict[str, Any]
-    outputs: int = 1
-    graph: str = ""
-
-    @property
-    def case(self) -> Case:
-        """The case of this point: a call of the operator, or a graph."""
-        return Case(self.inputs, self.attrs, self.outputs, graph=self.graph)
 
 
 def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "", **attrs: Any) -> Point:
@@ -152,7 +144,7 @@ def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "",
     ``gives`` contains the expected gradient of each input, or ``None`` to skip the check. Like a case, a point may be a
     graph of several nodes.
     """
-    return Point(inputs, tuple(gives), attrs, outputs, graph)
+    return Point(Case(inputs, attrs, outputs, graph=graph), tuple(gives))
 
 
 class Bodies(Protocol):
@@ -196,15 +188,23 @@ class Refusal:
 @dataclass(frozen=True)
 class Rule:
     op_type: str
-    domain: str
     emit: Emit
-    broadcasts: bool
     whole: bool  # the rule accepts the cotangents of all outputs
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
+    domain: str = ""
+    broadcasts: bool = False
     settings: frozenset[int] = frozenset()  # indices of float inputs that select a behaviour, without gradient
     captures: bool = False  # the rule accepts ``bodies``, and also returns the gradients of captured values
+
+    @classmethod
+    def of(cls, op_type: str, emit: Emit, trials: Sequence[Case | Point], **more: Any) -> Rule:
+        """Return the rule ``emit`` with its test cases and points; ``more`` are further fields."""
+        cases = tuple(t for t in trials if isinstance(t, Case))
+        points = tuple(t for t in trials if isinstance(t, Point))
+        whole = list(inspect.signature(emit).parameters)[1:3] == ["dys", "ys"]
+        return cls(op_type, emit, whole, cases, points, emit.__module__.rsplit(".", 1)[-1], **more)
 
     def __call__(
         self, op: Builder, node: ir.Node, dys: Sequence[Var | None], bodies: Bodies | None = None
@@ -246,13 +246,8 @@ def vjp(
     """
 
     def register(emit: Emit) -> Emit:
-        names = list(inspect.signature(emit).parameters)[1:3]
-        whole = names == ["dys", "ys"]
-        cases = tuple(t for t in trials if isinstance(t, Case))
-        points = tuple(t for t in trials if isinstance(t, Point))
-        family = emit.__module__.rsplit(".", 1)[-1]
-        rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings), captures)
-        RULES[domain, op_type] = rule
+        RULES[domain, op_type] = Rule.of(op_type, emit, trials, domain=domain, broadcasts=broadcasts,
+                                         settings=frozenset(settings), captures=captures)  # fmt: skip
         NO_GRADIENT.pop((domain, op_type), None)
         REFUSED.pop((domain, op_type), None)
         return emit

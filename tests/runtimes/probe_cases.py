@@ -232,7 +232,7 @@ Made = tuple[onnx.ModelProto, dict[str, Array], str, int]
 
 
 def _of_operator(op_type: str, every: Sequence[Case], amount: Amount) -> Iterator[Made]:
-    rule = RULES.get(("", op_type)) or Rule(op_type, "", lambda: (), False, False, (), (), "further")
+    rule = RULES.get(("", op_type)) or Rule(op_type, lambda: (), False, (), (), "further")
     chosen = _telling(op_type, [(c, m) for c in every if (m := _made(rule, c)) is not None], amount.cases)
     for i, (_, (model, feeds)) in enumerate(chosen):
         yield model, feeds, f"{i}", 0

@@ -13,7 +13,6 @@ function in the gradients of its parts.
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,13 +85,10 @@ def composite(
     """
 
     def register(emit: Emit) -> Emit:
-        cases = tuple(t for t in trials if isinstance(t, Case))
-        points = tuple(t for t in trials if isinstance(t, Point))
-        family = emit.__module__.rsplit(".", 1)[-1]
-        COMPOSITES[name] = Composite(find, Rule(name, "", emit, False, False, cases, points, family), elementwise)
+        COMPOSITES[name] = Composite(find, Rule.of(name, emit, trials), elementwise)
         for op_type in last:
             _BY_LAST[op_type].append(COMPOSITES[name])
-        assert list(inspect.signature(emit).parameters)[1] != "dys"  # one output
+        assert not COMPOSITES[name].rule.whole  # one output
         return emit
 
     return register
