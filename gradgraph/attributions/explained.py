@@ -256,7 +256,6 @@ def explain_samples(
     target: str | None = None,
     tokenizer: Any = None,
     checks: bool = True,
-    seed: int = 0,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Explained:
     """Explain the predictions for samples.
@@ -268,7 +267,6 @@ def explain_samples(
         target: name or index of the class to explain; by default each sample's predicted class.
         tokenizer: the tokenizer of the texts, if any.
         checks: whether to run the sanity checks.
-        seed: the seed of the checks.
         advance: called with the number of finished and of all rounds of the checks.
 
     Raises:
@@ -292,7 +290,7 @@ def explain_samples(
     error = found.get(ERROR)
     checked = None
     if checks:
-        checked = check(explainer, inputs, targets, units, present, by_unit, sums, error, seed, advance)
+        checked = check(explainer, inputs, targets, units, present, by_unit, sums, error, advance)
     samples = _samples(explainer, outputs, targets, described)
     own = {name: found[f"{name}{SUFFIX}"] for name in units}
     return Explained(

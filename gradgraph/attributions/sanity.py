@@ -22,6 +22,7 @@ from gradgraph.passes.normal import normalise
 MOST = 8  # samples that are checked
 STAGES = 5  # models with random weights: each has a fifth more layers randomised than the one before
 POINTS = 10  # steps of the deletion and insertion curves
+SEED = 0  # of random weights and of random orders
 # Rank correlation above which a picture counts as unchanged. On the CNN of `gradgraph demo`, guided backpropagation,
 # which is known to depend little on weights, has 0.71, Grad-CAM 0.38, and all other methods less than 0.13.
 SIMILAR = 0.5
@@ -135,7 +136,6 @@ def check(
     by_unit: Callable[[Mapping[str, Array]], Sums],
     sums: Sums,
     error: Array | None,
-    seed: int,
     advance: Callable[[int, int], None],
 ) -> Checks:
     """Run all checks on the first ``MOST`` samples.
@@ -148,23 +148,37 @@ def check(
         by_unit: returns the attributions by unit from the outputs of the explaining model.
         sums: the attributions by unit.
         error: the completeness error of each sample, if any.
-        seed: the seed of random weights and of random orders.
         advance: called with the number of finished and of all rounds.
     """
     few, own = {name: x[:MOST] for name, x in inputs.items()}, None if targets is None else targets[:MOST]
     values, here = joined(sums)[:MOST], present[:MOST]
     rounds = STAGES + 4
+
+    def curve(ranking: Array, inserts: bool) -> list[float]:
+        """Return the mean score as units are deleted, or inserted, from the largest ``ranking`` to the least."""
+        order = np.argsort(-np.where(here, ranking, -np.inf), axis=1, kind="stable")
+        place = np.argsort(order, axis=1, kind="stable")  # of each unit in the order
+        means = []
+        for step in range(POINTS + 1):
+            taken = place < np.round(here.sum(axis=1) * step / POINTS)[:, None]
+            gone, first, changed = (~taken if inserts else taken) & here, 0, dict(few)
+            for name, each in units.items():
+                changed[name] = each.deleted(few[name], gone[:, first : first + each.count])
+                first += each.count
+            means.append(float(explainer.scores(changed, own).mean()))
+        return means
+
     found = []
-    for i, (layer, layers) in enumerate(random_weights(explainer.model, np.random.default_rng(seed))):
+    for i, (layer, layers) in enumerate(random_weights(explainer.model, np.random.default_rng(SEED))):
         other = joined(by_unit(explainer.attributions(few, own, again=True)))
         found.append(Randomised(layer, layers, _similarity(values, other, here)))
         advance(i + 1, rounds)
-    orders = {"by_attribution": values, "at_random": np.random.default_rng(seed).random(values.shape)}
+    orders = {"by_attribution": values, "at_random": np.random.default_rng(SEED).random(values.shape)}
     curves, done = {}, STAGES
     for kind in ("deletion", "insertion"):
         drawn = {}
         for name, ranking in orders.items():
-            drawn[name] = _curve(explainer, few, own, units, here, ranking, kind == "insertion")
+            drawn[name] = curve(ranking, kind == "insertion")
             advance(done := done + 1, rounds)
         curves[kind] = Curve(**drawn)
     return Checks(len(values), found, curves, None if error is None else _incompleteness(joined(sums), error))
@@ -238,26 +252,3 @@ def _ranks(values: Array) -> Array:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(-1)]
     return ranks
-
-
-def _curve(
-    explainer: _Explainer,
-    inputs: Mapping[str, Array],
-    targets: Array | None,
-    units: Mapping[str, Units],
-    present: Array,
-    ranking: Array,
-    inserts: bool,
-) -> list[float]:
-    """Return the mean score as units are deleted, or inserted, from the largest value of ``ranking`` to the least."""
-    order = np.argsort(-np.where(present, ranking, -np.inf), axis=1, kind="stable")
-    place = np.argsort(order, axis=1, kind="stable")  # of each unit in the order
-    found = []
-    for step in range(POINTS + 1):
-        taken = place < np.round(present.sum(axis=1) * step / POINTS)[:, None]
-        gone, first, changed = (~taken if inserts else taken) & present, 0, dict(inputs)
-        for name, each in units.items():
-            changed[name] = each.deleted(inputs[name], gone[:, first : first + each.count])
-            first += each.count
-        found.append(float(explainer.scores(changed, targets).mean()))
-    return found

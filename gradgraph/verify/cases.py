@@ -106,7 +106,18 @@ def trial(
         if case.graph
         else [onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **case.attrs)]
     )
-    return _assemble(rule, nodes, ys, case.read, inputs, initializers, feeds, wrt)
+    outputs = [onnx.ValueInfoProto(name=y) for y in ys]
+    graph = onnx.helper.make_graph(nodes, rule.op_type, inputs, outputs, initializers)
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    if rule.domain:
+        opsets.append(onnx.helper.make_opsetid(rule.domain, 1))
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    results = Oracle(model)(feeds)
+    for value in model.graph.output:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(results[value.name].dtype)
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, None))
+    floating = [y for i, y in enumerate(ys) if results[y].dtype.kind == "f" and (case.read is None or i in case.read)]
+    return Trial(model, feeds, wrt, floating)
 
 
 def _type_of(rule: Rule, i: int) -> str:
@@ -128,29 +139,6 @@ def _bits(number: float) -> int:
     """Return the bits of ``number`` as float16; numbers out of range, such as -1e30 in masks, are clipped."""
     limits = np.finfo(np.float16)
     return int(np.float16(np.clip(number, limits.min, limits.max)).view(np.uint16))
-
-
-def _assemble(
-    rule: Rule,
-    nodes: Sequence[onnx.NodeProto],
-    ys: list[str],
-    read: Sequence[int] | None,
-    inputs: list[onnx.ValueInfoProto],
-    initializers: list[onnx.TensorProto],
-    feeds: dict[str, np.ndarray],
-    wrt: list[str],
-) -> Trial:
-    graph = onnx.helper.make_graph(nodes, rule.op_type, inputs, [onnx.ValueInfoProto(name=y) for y in ys], initializers)
-    opsets = [onnx.helper.make_opsetid("", OPSET)]
-    if rule.domain:
-        opsets.append(onnx.helper.make_opsetid(rule.domain, 1))
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-    results = Oracle(model)(feeds)
-    for value in model.graph.output:
-        dtype = onnx.helper.np_dtype_to_tensor_dtype(results[value.name].dtype)
-        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, dtype, None))
-    floating = [y for i, y in enumerate(ys) if results[y].dtype.kind == "f" and (read is None or i in read)]
-    return Trial(model, feeds, wrt, floating)
 
 
 def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
