@@ -167,7 +167,8 @@ def resize(
         return (dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count,)
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if sizes is not None and tied:
-            w = tied_matrix(op, x, y, axis, along, roi, sizes, keep_aspect_ratio_policy, how)
+            policy = {"keep_aspect_ratio_policy": keep_aspect_ratio_policy}
+            w = op.cast(tied_matrix(op, x, y, axis, along, roi, sizes, how | policy), x.dtype)
         elif _stays(x, y, axis, j, scales, roi) or axis in copied:
             continue
         else:

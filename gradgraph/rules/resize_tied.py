@@ -21,23 +21,12 @@ _REACH = {"linear": 1, "cubic": 2}  # radius of the kernel's support
 
 
 def tied_matrix(
-    op: Builder,
-    x: Var,
-    y: Var,
-    axis: int,
-    along: Sequence[int],
-    roi: Var | None,
-    sizes: Var,
-    policy: str,
-    how: dict[str, Any],
-) -> Var:
-    """Return W[output, input] of ``axis``; ``along`` lists all resized axes, and ``roi`` is None if it is not used."""
-    return op.cast(_matrix(op, x, y, axis, along, roi, sizes, {**how, "keep_aspect_ratio_policy": policy}), x.dtype)
-
-
-def _matrix(
     op: Builder, x: Var, y: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
+    """Return W[output, input] of ``axis``, in float32 or wider.
+
+    ``along`` lists all resized axes, ``roi`` is None if it is not used, and ``how`` are the attributes of the Resize.
+    """
     antialias = how["antialias"]
     if how["mode"] != "cubic" and not antialias:
         return _kernel(op, "linear", _gaps(op, _read_off(op, x, axis, along, roi, sizes, how), _steps(op, x, axis)))
