@@ -24,6 +24,7 @@ from gradgraph.chat.picking import picked
 from gradgraph.chat.sampling import Sampling
 from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import DataError, ModelError, shown
+from gradgraph.files.held_files import files_of, read_by_path
 from gradgraph.files.models import load_model
 from gradgraph.files.untrusted.regular import open_regular, reason_of
 from gradgraph.machine.forked_sessions import survives_forks
@@ -75,7 +76,8 @@ class Decoder:
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         # float16 files of onnxruntime-genai 0.18 declare wrong shapes, so reused buffers would be too small
         options.enable_mem_reuse = all(v.dtype != ir.DataType.FLOAT16 for v in loaded.graph.inputs)
-        with explained(f"onnxruntime rejects the model '{shown(model)}'"):
+        self._files = [file for file in files_of(loaded) if not file.own]  # which onnxruntime maps
+        with read_by_path(self._files), explained(f"onnxruntime rejects the model '{shown(model)}'"):
             self._session = survives_forks(ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
         self._inputs = {v.name: v for v in self._session.get_inputs()}
         self._outputs = {v.name: v for v in self._session.get_outputs()}
@@ -138,6 +140,7 @@ class Decoder:
         Raises:
             DataError: a prompt is empty or too long; or prompts have different lengths, but the model does not support
                 them.
+            ModelError: onnxruntime fails, or a file with external data was overwritten since it was opened.
         """
         chosen = sampling or Sampling()
         if not prompts or not all(len(prompt) for prompt in prompts):
@@ -224,6 +227,8 @@ class Decoder:
 
     def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
         """Return the scores ``[rows, new tokens, vocabulary]`` and add the new tokens to the cache."""
+        for file in self._files:
+            file.check_unchanged()
         whole = {self._tokens: new, MASK: rows.mask, POSITIONS: rows.positions}
         arrays = {name: self._padded(array) for name, array in whole.items()}
         arrays[POSITIONS] = self._placed(arrays[POSITIONS])

@@ -14,7 +14,7 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -158,6 +158,32 @@ class HeldTensor(ir.ExternalTensor):
     def tofile(self, file: Any) -> None:
         for piece in self.pieces():
             file.write(piece)
+
+
+def files_of(model: ir.Model) -> list[HeldFile]:
+    """Return the open files that contain initializers of ``model``."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return list(dict.fromkeys(tensor.file for tensor in tensors if isinstance(tensor, HeldTensor)))
+
+
+@contextlib.contextmanager
+def read_by_path(files: Collection[HeldFile]) -> Iterator[None]:
+    """Return a context in which other code opens ``files`` by their paths.
+
+    Raises:
+        ModelError: if a file was overwritten, truncated or replaced meanwhile.
+    """
+    before = [file for file in files if file.is_in_place()]
+    try:
+        yield
+    finally:
+        for file in files:
+            file.check_unchanged()
+        if lost := next((file for file in before if not file.is_in_place()), None):
+            raise ModelError(
+                f"'{shown(lost.path)}', which contains weights, was replaced or removed while onnxruntime read it; "
+                "try again"
+            )
 
 
 def own_file(tensor: ir.TensorProtocol) -> HeldFile | None:

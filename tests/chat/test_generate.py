@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from gradgraph.chat.picking import picked, probabilities
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.sampling import Sampling
 from gradgraph.cli.app import cli
-from gradgraph.errors import ArgumentError, DataError, GradgraphError
+from gradgraph.errors import ArgumentError, DataError, GradgraphError, ModelError
 
 pytest.importorskip("tokenizers", reason="the extra [llm] is not installed")
 pytest.importorskip("jinja2", reason="the extra [llm] is not installed")
@@ -73,6 +75,26 @@ def test_prompts_together_are_prompts_alone(kind: str, sampling: Sampling) -> No
     alone = [[t for (t,) in model.steps([p], stop, sampling, rows=[i])] for i, p in enumerate(PROMPTS)]
     assert len({len(row) for row in alone}) > 1
     assert model.generated(PROMPTS, stop, sampling) == alone
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not hold external data open")
+def test_no_token_follows_from_an_overwritten_file(tmp_path: Path) -> None:
+    """A session of onnxruntime follows changes of a file with external data."""
+    path, data = tmp_path / "m.onnx", tmp_path / "m.data"
+    onnx.save(onnx.load(MODELS["fp16"]), path, save_as_external_data=True, location=data.name)
+    model = decoder(path)
+    wanted = decoder(MODELS["fp16"]).generated(PROMPTS[:1], (), SHORT)
+    assert model.generated(PROMPTS[:1], (), SHORT) == wanted
+    shutil.copy(data, tmp_path / "copy")
+    (tmp_path / "copy").replace(data)
+    assert model.generated(PROMPTS[:1], (), SHORT) == wanted
+    model, before = decoder(path), data.stat().st_mtime_ns
+    tokens = model.steps(PROMPTS[:1], (), SHORT)
+    assert next(tokens) == wanted[0][:1]
+    data.write_bytes(bytes(data.stat().st_size))
+    os.utime(data, ns=(1, before + 10**7))
+    with pytest.raises(ModelError, match=r"m\.data', .* was overwritten or truncated since it was opened"):
+        next(tokens)
 
 
 def test_what_cannot_go_together_goes_by_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph.errors import ModelError, shown
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, lie_in, location_of
-from gradgraph.files.held_files import HeldFile
+from gradgraph.files.held_files import HeldFile, read_by_path
 from gradgraph.files.large_weights import LEAST_KEPT
 from gradgraph.files.mapped import Array, passing_through
 from gradgraph.files.models import to_proto
@@ -67,24 +66,9 @@ class FrozenWeights:
         for file in self._files.values():
             file.check_unchanged()
 
-    @contextlib.contextmanager
-    def read_by_path(self) -> Iterator[None]:
-        """Return a context in which onnxruntime opens the files by their paths, and in which nobody may change them.
-
-        Raises:
-            ModelError: if a file was overwritten, truncated or replaced meanwhile.
-        """
-        self.check_unchanged()
-        before = [file for file in self._files.values() if file.is_in_place()]
-        try:
-            yield
-        finally:
-            self.check_unchanged()
-            if lost := next((file for file in before if not file.is_in_place()), None):
-                raise ModelError(
-                    f"'{shown(lost.path)}', which contains weights, was replaced or removed while onnxruntime read it; "
-                    "try again"
-                )
+    def read_by_path(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which onnxruntime opens the files by their paths; see ``held_files.read_by_path``."""
+        return read_by_path(self._files.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
         """Return an OrtValue over the bytes of an initializer: ``raw``, or by default its mapped file.
