@@ -21,6 +21,8 @@ from gradgraph.files.held_files import HeldFile
 from gradgraph.files.models import load_model, save_model
 from gradgraph.parallel.fingerprints import digest_of_step
 from gradgraph.runtime.execution import openings
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.computing import ComputingSession
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.session import RuntimeOptions
 
@@ -150,6 +152,32 @@ def test_a_file_that_changes_in_the_last_step_of_an_epoch_is_refused(tmp_path: P
     with pytest.raises(ModelError, match=REFUSED):
         trainer.fit(BATCH, epochs=1, batch_size=4, progress=False, callbacks=[Change()])
     assert trainer.progress.steps == 1
+
+
+@needs_posix
+@pytest.mark.parametrize("use", ["keep_features", "evaluate", "predict", "worst"])
+def test_a_file_that_changes_in_the_last_run_of_a_use_is_refused(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features of it are not kept either."""
+    trainer, data = opened("built", tmp_path)
+    for name in ("step", "evaluate", "predict"):
+        USES[name](trainer, tmp_path)
+
+    def change(*_: Any, **__: Any) -> Any:
+        try:
+            return run(*_, **__)
+        finally:
+            overwrite(data)
+
+    name = "run" if use in ("evaluate", "worst") else "_computed"
+    owner = BoundSession if name == "run" else ComputingSession
+    run = getattr(owner, name)
+    monkeypatch.setattr(owner, name, change)
+    steps = trainer.progress.steps
+    with pytest.raises(ModelError, match=REFUSED):
+        USES[use](trainer, tmp_path)
+    assert trainer.progress.steps == steps
 
 
 @needs_posix

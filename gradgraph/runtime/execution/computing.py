@@ -11,7 +11,7 @@ import onnxruntime as ort
 from gradgraph.data.arrays.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
-from gradgraph.runtime.execution.session import explained
+from gradgraph.runtime.execution.session import check_weights, explained
 from gradgraph.runtime.execution.state import State, aligned_empty
 
 
@@ -46,7 +46,17 @@ class ComputingSession(BoundSession):
             self._kind = None  # that side's binding was released, and its bound outputs with it
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
-        """Run once and return copies of the outputs; raises ModelError."""
+        """Run once and return copies of the outputs.
+
+        Raises:
+            ModelError: if onnxruntime fails, or a file with weights was overwritten before or during the run.
+        """
+        check_weights(self.session)
+        found = self._computed(feeds)
+        check_weights(self.session)
+        return found
+
+    def _computed(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         self._state.check()
         binding = self.feed(feeds)
         kind = self._state.side, [feed.shape for feed in feeds.values()]

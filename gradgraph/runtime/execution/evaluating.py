@@ -119,6 +119,7 @@ class Evaluator:
                         bound.run(without(unread, one))
                         columns = {**bound.numbers, **finished(self._manifest.columns_of_sums, bound.sums)}
                         yield index, columns[loss], one
+        self._definition.check_unchanged()
 
     def _totals(
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
@@ -148,6 +149,7 @@ class Evaluator:
                 add_sums(totals, bound.sums)
                 for name, array in bound.rows.items():
                     rows.setdefault(name, []).append(array)
+        self._definition.check_unchanged()  # the last batch may have read a changed file
         if team.ranks > 1:
             means, totals, rows = pooled(team.gathered((means, totals, rows)))
         totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
@@ -161,7 +163,6 @@ class Evaluator:
 
         For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
-        self._definition.check_unchanged()
         bound, checker = self._session.prediction(averaged), self._prediction_checker
         parts = []
         filling = replace(order, fills=True, augments=False)

@@ -22,6 +22,7 @@ from gradgraph.runtime.execution.session import (
     Device,
     Placement,
     RuntimeOptions,
+    check_weights,
     create_session,
     explained,
     results,
@@ -69,11 +70,11 @@ class Predictor:
         self.names = DataNames.read_from(model.metadata_props)
         self.probable = {o.name or "" for o in model.graph.outputs if is_probable(o)}
         self._checker = BatchChecker(self.specs.values())
-        proto, self._weights = proto_and_weights(model)
+        proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
         if not packs and (_in_few_bits(model) or computes_with_weights(proto)):
             options, proto = RuntimeOptions(optimization="none"), in_good_order(proto, self.specs, ())
-        self._session = create_session(proto, Placement.choose(device), options, self._weights, packs=packs)
+        self._session = create_session(proto, Placement.choose(device), options, weights, packs=packs)
 
     @property
     def fixed_rows(self) -> int | None:
@@ -88,10 +89,11 @@ class Predictor:
             ModelError: if onnxruntime fails, or a file with weights was overwritten since it was opened.
         """
         feeds = self._checker(batch)
-        if self._weights is not None:
-            self._weights.check_unchanged()
+        check_weights(self._session)
         with explained("running the model failed"), weights_pass_through(self._session):
-            return results(self._session, self.outputs, feeds)
+            found = results(self._session, self.outputs, feeds)
+        check_weights(self._session)
+        return found
 
     def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield the number of samples and the outputs of each batch.

@@ -400,6 +400,13 @@ def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractCo
     return contextlib.nullcontext() if weights is None else weights.passing_through()
 
 
+def check_weights(session: ort.InferenceSession) -> None:
+    """Raise ModelError if a file with weights that ``session`` maps was overwritten since it was opened."""
+    weights: FrozenWeights | None = getattr(session, "gradgraph_weights", None)
+    if weights is not None:
+        weights.check_unchanged()
+
+
 # --- errors ------------------------------------------------------------------------------------------------
 
 _AT_NODE = re.compile(r"running (\w+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
