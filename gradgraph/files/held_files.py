@@ -95,7 +95,7 @@ class HeldFile:
             yield memoryview(piece)
 
     def check_unchanged(self) -> None:
-        """Raise ModelError if the file was changed since it was opened; this takes about a microsecond."""
+        """Raise ModelError if the file was changed since it was opened; this takes a few microseconds."""
         self._check_holds(0)
 
     def _check_holds(self, end: int) -> None:

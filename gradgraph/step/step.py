@@ -303,7 +303,7 @@ class Step:
     def check_unchanged(self) -> None:
         """Raise ModelError if an open file was overwritten or truncated, which the sessions that map it would follow.
 
-        This takes about a microsecond per file.
+        This takes a few microseconds per file.
         """
         for file in list(self._held.values()):  # a copy: another trainer of this step may open a file meanwhile
             file.check_unchanged()

@@ -1,10 +1,11 @@
 """A cache of optimised models in the user's cache folder, with which a step opens faster the next time.
 
-Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step, the
-sizes, options, processor, versions, and the source files of this package; all of these are in the cache key. The cached
-model is the model that onnxruntime executed. Loaded without further optimisations, it has the same nodes, so results
-are bitwise identical. Its nodes are stored in an order from which onnxruntime derives the same execution order, so
-memory use is the same, too (``node_order``).
+Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step, its
+external weights, the sizes, options, processor, versions, and the source files of this package; all of these are in the
+cache key (of external weights, the digest or stamp of their files). The cached model is the model that onnxruntime
+executed. Loaded without further optimisations, it has the same nodes, so results are bitwise identical. Its nodes are
+stored in an order from which onnxruntime derives the same execution order, so memory use is the same, too
+(``node_order``).
 
 Large constants of the step and its external weights are read from the step, not duplicated.
 
