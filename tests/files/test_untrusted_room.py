@@ -57,7 +57,6 @@ ELSEWHERE = {
     ("arguments.py", "literal_eval"): "words that a user types",
     ("cli/predictions.py", "ZipFile"): "it is written",
     ("data/images/image_files.py", "Image.open"): "the one decoder of images, of common formats only",
-    ("step/weight_files.py", "np.memmap"): "plain bytes of a file that is looked at before and after",
     ("compat/onnxruntime_training/saved/checkpoint_file.py", "np.memmap"): "plain bytes beside a checkpoint",
     ("compat/onnxruntime_training/saved/checkpoint_file.py", "read_bytes"): "a flatbuffer, which has a reader there",
 }
