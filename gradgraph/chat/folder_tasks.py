@@ -68,7 +68,14 @@ def check_task(base: ModelFolder, task: str) -> None:
     Raises:
         ModelError: the model cannot be read.
     """
-    found = task_of(base, load_model(base.model))
+    model = load_model(base.model)
+    found = task_of(base, model)
+    if found is None and task in (SEQ2SEQ, SPEECH) and all(v.name != STATES for v in model.graph.inputs):
+        alone = " (wav2vec 2.0 and other models without a decoder train by gg.build with the loss ctc)"
+        raise DataError(
+            f"'{shown(base.model)}' is not a decoder that reads the states of an encoder, which {task} requires; "
+            f"export an encoder with a decoder by optimum{alone if task == SPEECH else ''}"
+        )
     if found is None or found == task:
         return
     known = (GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS)

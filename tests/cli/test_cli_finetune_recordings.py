@@ -305,6 +305,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, type[GradgraphError], str]] = {
     "another tokenizer": ({}, lambda folder: small_folder.tokenizer().save(str(folder / "tokenizer.json")), DataError,
                           "has no token '<|notimestamps|>'; use the tokenizer.json of Whisper".replace("|", r"\|")),
     "no encoder": ({}, removed("encoder_model.onnx"), GradgraphError, "the encoder, 'encoder_model.onnx' in .* cannot"),
+    "no decoder": ({}, removed("decoder_model.onnx"), DataError, "'.*encoder_model.onnx' is not a decoder that reads"),
     "a folder without a table": ({"data": "clips"}, None, DataError, "the folder 'clips' has no metadata.csv"),
 }  # fmt: skip
 

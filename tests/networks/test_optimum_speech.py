@@ -1,4 +1,4 @@
-"""A tiny Whisper that optimum exports: features, labels, losses and transcripts are those of transformers and PEFT.
+"""A tiny Whisper and Moonshine of optimum: features, labels, losses, transcripts as of transformers and PEFT.
 
 The packages are in no extra, as they are large: ``make shipped-models`` runs these tests in an environment of its own.
 """
@@ -45,6 +45,10 @@ GENERATION = {"is_multilingual": True, "lang_to_id": {token: IDS[token] for toke
               "no_timestamps_token_id": IDS["<|notimestamps|>"], "decoder_start_token_id": START, "pad_token_id": END,
               "bos_token_id": END, "eos_token_id": END, "max_length": 30, "return_timestamps": False,
               "prev_sot_token_id": None}  # fmt: skip
+MOONSHINE = {"vocab_size": len(small_folder.WORDS), "hidden_size": 32, "intermediate_size": 48,
+             "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 2,
+             "decoder_num_attention_heads": 2, "max_position_embeddings": 40, "initializer_range": 0.2,
+             "pad_token_id": 2}  # fmt: skip
 OPTIONS: dict[str, Any] = {"task": TASK, "language": "en", "batch_size": COUNT, "epochs": EPOCHS, "rank": 4,
                            "learning_rate": RATE, "held_out": 0.0, "progress": False}  # fmt: skip
 TEXTS = [f"say {'ab' * (i % 4)}{i}" for i in range(COUNT)]
@@ -67,6 +71,22 @@ def exported(folder: Path, task: str) -> tuple[Any, Path]:
     tokenizer.save(str(folder / "tokenizer.json"))
     transformers.WhisperTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")).save_pretrained(folder / "theirs")
     exporters.main_export(str(folder / "theirs"), folder / "out", task=task, nb_max_frames=100 * SECONDS)
+    return network, folder / "out"
+
+
+def moonshine(folder: Path, task: str) -> tuple[Any, Path]:
+    """A network that reads samples, and the folder that optimum writes with its tokenizer and feature extractor."""
+    torch.manual_seed(0)
+    network = transformers.MoonshineForConditionalGeneration(transformers.MoonshineConfig(**MOONSHINE)).float().eval()
+    for parameter in network.parameters():
+        if parameter.ndim == 1:  # as above
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    network.save_pretrained(folder / "theirs")
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True).save_pretrained(
+        folder / "theirs"
+    )
+    exporters.main_export(str(folder / "theirs"), folder / "out", task=task)
+    small_folder.tokenizer().save(str(folder / "out" / "tokenizer.json"))
     return network, folder / "out"
 
 
@@ -130,3 +150,32 @@ def test_whisper_is_trained_as_by_transformers_and_peft(task: str, tmp_path: Pat
         tuned = ort.ORTModelForSpeechSeq2Seq.from_pretrained(tmp_path / "tuned", use_cache=cached)
         assert torch.equal(tuned.generate(features, max_new_tokens=20), expected)
     assert {p.name for p in folder.glob("*.onnx")} == {p.name for p in (tmp_path / "tuned").glob("*.onnx")}
+
+
+@pytest.mark.parametrize("task", [TASK, f"{TASK}-with-past"])
+def test_moonshine_is_trained_as_by_transformers_and_peft(task: str, tmp_path: Path) -> None:
+    """The loss is written here, since that of transformers 4.57 shifts the labels twice."""
+    network, folder = moonshine(tmp_path, task)
+    sounds, data, options = recordings(tmp_path), tmp_path / "data.csv", OPTIONS | {"language": None}
+    extractor = transformers.Wav2Vec2FeatureExtractor.from_pretrained(folder)
+    read = extractor(sounds, sampling_rate=HERTZ, padding=True, return_tensors="pt")
+    labels = [[*(small_folder.WORDS[letter] for letter in text), 2] for text in TEXTS]
+    width = max(map(len, labels))
+    targets = torch.tensor([[*row, *[-100] * (width - len(row))] for row in labels])
+    before = torch.tensor([[1, *row[:-1], *[2] * (width - len(row))] for row in labels])
+
+    begun = gg.finetune(folder, data, tmp_path / "begun", **options | {"learning_rate": 1e-12})
+    found = gg.finetune(folder, data, tmp_path / "tuned", **options)
+    theirs = with_adapters(network, begun.trainer.state_dict())
+
+    def loss() -> Any:
+        scores = theirs(**read, decoder_input_ids=before).logits
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+    wanted = trained([parameter for parameter in theirs.parameters() if parameter.requires_grad], loss)
+    assert wanted[-1] < 0.97 * wanted[0]
+    np.testing.assert_allclose(found.history["loss"], wanted, atol=1e-5)
+    expected = theirs.merge_and_unload().generate(**read, max_new_tokens=20)
+    for cached in (False, True)[: 1 + task.endswith("past")]:
+        tuned = ort.ORTModelForSpeechSeq2Seq.from_pretrained(tmp_path / "tuned", use_cache=cached)
+        assert torch.equal(tuned.generate(**read, max_new_tokens=20), expected)
