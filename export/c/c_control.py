@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import shown
-from gradgraph.export.c.c_reading import Reader, reads, result
+from gradgraph.export.c.c_reading import READERS, Reader, result
 from gradgraph.export.c.program import Branch, Program, Repeat, Shape, Tensor, View
 from gradgraph.graph.nodes import input_at
 
@@ -33,7 +33,7 @@ def _read_body(
     return inside.program, results, [inside.view(v).shape for v in body.outputs], list(read)
 
 
-@reads("Scan")
+@READERS("Scan")
 def _scan(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     body: ir.Graph = attrs["body"]
     count = int(attrs["num_scan_inputs"])
@@ -84,7 +84,7 @@ def _check_states(r: Reader, first: Sequence[Tensor], own: Sequence[Tensor], res
             raise r.unsupported(f"its state '{shown(inside.name)}' changes its size")
 
 
-@reads("Loop")
+@READERS("Loop")
 def _loop(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     """Read a Loop whose number of steps is known at run time only; all others were rewritten as Scan."""
     body: ir.Graph = attrs["body"]
@@ -106,7 +106,7 @@ def _loop(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.add(Repeat(steps, program, carried, [], [], last, counter, own[0], captured=captured))
 
 
-@reads("If")
+@READERS("If")
 def _if(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     condition = r.view(node.inputs[0])  # type: ignore[arg-type]
     branches: list[ir.Graph] = [attrs["then_branch"], attrs["else_branch"]]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.export.c.c_products import Cut, cuts_of
-from gradgraph.export.c.c_reading import Reader, only_float, reads
+from gradgraph.export.c.c_reading import READERS, Reader, only_float
 from gradgraph.export.c.operators import SUM, literal
 from gradgraph.export.c.program import Map, Reduce, Tensor, View
 from gradgraph.graph.nodes import input_at
@@ -53,7 +53,7 @@ def _stored(r: Reader, view: View) -> View:
     return r.whole(view).whole().expanded(view.shape) if uniform else view
 
 
-@reads("MatMul")
+@READERS("MatMul")
 def _matmul(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     a, b = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
     if len(a.shape) == 1:
@@ -64,7 +64,7 @@ def _matmul(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(out, r.of_shape(product(r, a, b), r.shape_of(out)))
 
 
-@reads("Gemm")
+@READERS("Gemm")
 def _gemm(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     a, b, *c = (None if v is None else r.view(v) for v in node.inputs)
     assert a is not None and b is not None
@@ -83,7 +83,7 @@ def _gemm(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
 # --- weights stored as integers ---------------------------------------------------------------------------
 
 
-@reads("DequantizeLinear")
+@READERS("DequantizeLinear")
 def _dequantize(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, scale = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     point = input_at(node, 2)

@@ -29,6 +29,7 @@ from gradgraph.export.c.program import (
 )
 from gradgraph.graph.checks import describe
 from gradgraph.graph.nodes import input_at
+from gradgraph.graph.operator_table import OperatorTable
 from gradgraph.passes.normal.edit import attributes
 
 LARGEST = 2**31 - 1  # bytes per tensor: kernels index with int
@@ -223,18 +224,7 @@ def _comment(node: ir.Node) -> str:
 
 
 Read = Callable[[Reader, ir.Node, dict[str, Any]], None]
-READERS: dict[str, Read] = {}
-
-
-def reads(*op_types: str) -> Callable[[Read], Read]:
-    """Return a decorator that registers a function to convert nodes of these operators."""
-
-    def register(read: Read) -> Read:
-        READERS.update(dict.fromkeys(op_types, read))
-        return read
-
-    return register
-
+READERS = OperatorTable[Read]()
 
 # --- elementwise operators and reductions -----------------------------------------------------------------
 
@@ -320,7 +310,7 @@ def _reduce(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.views[out] = made.whole()
 
 
-@reads("ConstantOfShape")
+@READERS("ConstantOfShape")
 def _filled(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     value = attrs.get("value")
     array = np.zeros(1, np.float32) if value is None else value.numpy()
@@ -331,31 +321,31 @@ def _filled(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
 # --- movement: views --------------------------------------------------------------------------------------
 
 
-@reads("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+@READERS("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def _reshape(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, out = r.view(node.inputs[0]), node.outputs[0]  # type: ignore[arg-type]
     r.set(out, r.of_shape(x, r.shape_of(out)))
 
 
-@reads("gradgraph:After", "Dropout")
+@READERS("gradgraph:After", "Dropout")
 def _same(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     if node.op_type == "Dropout" and (len([o for o in node.outputs if o.name]) > 1 or len(node.inputs) > 2):
         raise r.unsupported("Dropout in training mode")
     r.set(node.outputs[0], r.view(node.inputs[0]))  # type: ignore[arg-type]
 
 
-@reads("Transpose")
+@READERS("Transpose")
 def _transpose(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x = r.view(node.inputs[0])  # type: ignore[arg-type]
     r.set(node.outputs[0], x.permuted(attrs.get("perm") or range(len(x.shape))[::-1]))
 
 
-@reads("Expand")
+@READERS("Expand")
 def _expand(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.view(node.inputs[0]).expanded(r.shape_of(node.outputs[0])))  # type: ignore[arg-type]
 
 
-@reads("Slice")
+@READERS("Slice")
 def _slice(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x = r.view(node.inputs[0])  # type: ignore[arg-type]
     given = [r.constant(v) for v in node.inputs[1:]]
@@ -374,7 +364,7 @@ def _slice(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], x)
 
 
-@reads("Split")
+@READERS("Split")
 def _split(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x = r.view(node.inputs[0])  # type: ignore[arg-type]
     axis = int(attrs.get("axis", 0)) % len(x.shape)
@@ -385,7 +375,7 @@ def _split(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
         start += size
 
 
-@reads("Concat")
+@READERS("Concat")
 def _concat(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     out = r.tensor(node.outputs[0])
     axis = int(attrs["axis"]) % len(out.shape)
@@ -399,7 +389,7 @@ def _concat(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.views[node.outputs[0]] = out.whole()
 
 
-@reads("Pad")
+@READERS("Pad")
 def _pad(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, pads = r.view(node.inputs[0]), r.constant(node.inputs[1])  # type: ignore[arg-type]
     given = [*node.inputs, None, None]
@@ -417,7 +407,7 @@ def _pad(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.views[node.outputs[0]] = out.whole()
 
 
-@reads("Tile")
+@READERS("Tile")
 def _tile(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, counts = r.view(node.inputs[0]), r.constant(node.inputs[1])  # type: ignore[arg-type]
     if counts is None:

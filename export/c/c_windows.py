@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.export.c.c_matmul import sum_of_products
-from gradgraph.export.c.c_reading import Reader, only_float, reads
+from gradgraph.export.c.c_reading import READERS, Reader, only_float
 from gradgraph.export.c.program import FAULT, FLAT, Call, Map, Shape, Tensor, View
 
 KINDS = ("int8", "uint8", "int4", "uint4")  # as `stored` in kernels.c numbers them
@@ -48,7 +48,7 @@ def _biased(r: Reader, made: View, bias: View | None) -> View:
     return r.map(made.shape, made.dtype, "{0} + {1}", [made, column]).whole()
 
 
-@reads("Conv", "ConvTranspose")
+@READERS("Conv", "ConvTranspose")
 def _conv(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, w, *b = (None if v is None else r.view(v) for v in node.inputs)
     assert x is not None and w is not None
@@ -110,7 +110,7 @@ def _pointwise(r: Reader, x: View, w: View, p: tuple[int, ...], axes: tuple[int,
     return sum_of_products(r, images, factors, 1)
 
 
-@reads("gradgraph:ConvGradInput")
+@READERS("gradgraph:ConvGradInput")
 def _conv_input(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     dy, w = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, dy, w)
@@ -119,7 +119,7 @@ def _conv_input(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], made)
 
 
-@reads("gradgraph:ConvGradWeight")
+@READERS("gradgraph:ConvGradWeight")
 def _conv_weight(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, dy = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, x, dy)
@@ -128,7 +128,7 @@ def _conv_weight(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.rows(made, "conv_weight_rows", r.whole(x), r.whole(dy), FLAT, (*p, x.shape[0])))
 
 
-@reads("MaxPool")
+@READERS("MaxPool")
 def _max_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x = r.view(node.inputs[0])  # type: ignore[arg-type]
     only_float(r, x)
@@ -140,7 +140,7 @@ def _max_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.add(Call([y, where], "max_pool", [y, where, r.whole(x), (*p, math.prod(x.shape[:2]))]))
 
 
-@reads("AveragePool", "gradgraph:AveragePoolGrad")
+@READERS("AveragePool", "gradgraph:AveragePoolGrad")
 def _average_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     read, made = r.view(node.inputs[0]), r.tensor(node.outputs[0])  # type: ignore[arg-type]
     only_float(r, read)
@@ -153,7 +153,7 @@ def _average_pool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.rows(made, kernel, r.whole(read), FLAT, p))
 
 
-@reads("MaxUnpool")
+@READERS("MaxUnpool")
 def _max_unpool(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, where = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, x)
@@ -179,7 +179,7 @@ def _indices(r: Reader, view: View, size: int) -> Tensor:
     return r.map(view.shape, "int64", "(int64_t){0}", [view])
 
 
-@reads("Gather")
+@READERS("Gather")
 def _gather(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, at = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
     axis, known, out = int(attrs.get("axis", 0)) % len(x.shape), r.constant(node.inputs[1]), node.outputs[0]
@@ -229,7 +229,7 @@ def _dequantized_rows(r: Reader, maker: Map, parts: tuple[int, int, int], at: Vi
     return made.whole()
 
 
-@reads("gradgraph:GatherGrad")
+@READERS("gradgraph:GatherGrad")
 def _gather_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     dy, at = (r.view(v) for v in node.inputs[:2])  # type: ignore[arg-type]
     only_float(r, dy)
@@ -239,7 +239,7 @@ def _gather_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.call(made, "gather_sum", r.whole(dy), indices, *parts, at.size, FAULT))
 
 
-@reads("GatherElements", "ScatterElements")
+@READERS("GatherElements", "ScatterElements")
 def _elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, at, *updates = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
     axis = int(attrs.get("axis", 0)) % len(x.shape)
@@ -258,7 +258,7 @@ def _elements(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], found)
 
 
-@reads("gradgraph:CrossEntropyGrad")
+@READERS("gradgraph:CrossEntropyGrad")
 def _cross_entropy(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     log_p, places, d = (r.view(v) for v in node.inputs)  # type: ignore[arg-type]
     only_float(r, log_p, d)
@@ -270,7 +270,7 @@ def _cross_entropy(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], made)
 
 
-@reads("CumSum")
+@READERS("CumSum")
 def _cumulative_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     x, axis = r.view(node.inputs[0]), r.constant(node.inputs[1])  # type: ignore[arg-type]
     only_float(r, x)
@@ -281,7 +281,7 @@ def _cumulative_sum(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     r.set(node.outputs[0], r.call(r.tensor(node.outputs[0]), "cumulative_sum", r.whole(x), *parts, *options))
 
 
-@reads("Softmax", "LogSoftmax")
+@READERS("Softmax", "LogSoftmax")
 def _softmax(r: Reader, node: ir.Node, attrs: dict[str, Any]) -> None:
     """Read a Softmax of float32; of other types, it was replaced by its formula."""
     x = r.whole(r.view(node.inputs[0]))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.shared_forms import batch_norm_by_statistics, written_out_batch_norm, written_out_layer_norm
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.operator_table import OperatorTable
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.rules.norm import columns, inverse_deviation
 from gradgraph.rules.recurrent_layer import scan, times
@@ -21,21 +22,12 @@ from gradgraph.rules.recurrent_layer import scan, times
 Written = Var | tuple[Var | None, ...]
 Formula = Callable[..., Written | None]  # None if the attributes are not supported
 
-FORMULAS: dict[str, Formula] = {}
-
-
-def formula(*op_types: str) -> Callable[[Formula], Formula]:
-    def register(write: Formula) -> Formula:
-        FORMULAS.update(dict.fromkeys(op_types, write))
-        return write
-
-    return register
-
+FORMULAS = OperatorTable[Formula]()
 
 # --- normalisation ----------------------------------------------------------------------------------------
 
 
-@formula("Softmax")
+@FORMULAS("Softmax")
 def softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
     if x.dtype == ir.DataType.FLOAT:
         return None  # there is a kernel
@@ -43,7 +35,7 @@ def softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
     return e / op.ReduceSum(e, [axis], keepdims=1)
 
 
-@formula("LogSoftmax")
+@FORMULAS("LogSoftmax")
 def log_softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
     if x.dtype == ir.DataType.FLOAT:
         return None
@@ -51,7 +43,7 @@ def log_softmax(op: Builder, x: Var, *, axis: int = -1) -> Written | None:
     return d - op.Log(op.ReduceSum(op.Exp(d), [axis], keepdims=1))
 
 
-@formula("ReduceLogSumExp")
+@FORMULAS("ReduceLogSumExp")
 def log_sum_exp(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int = 1, **_: Any) -> Var:
     top = op.ReduceMax(x, axes, keepdims=1)
     top = op.Where(op.IsInf(top), op.zeros_like(top), top)  # the difference of two infinities is NaN
@@ -59,7 +51,7 @@ def log_sum_exp(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return total if keepdims else op.Squeeze(total, axes)
 
 
-@formula("BatchNormalization")
+@FORMULAS("BatchNormalization")
 def batch_normalization(op: Builder, *inputs: Var, **attributes: Any) -> Written | None:
     write = written_out_batch_norm if attributes.get("training_mode", 0) else batch_norm_by_statistics
     return write(op, *inputs, **attributes)
@@ -68,7 +60,7 @@ def batch_normalization(op: Builder, *inputs: Var, **attributes: Any) -> Written
 FORMULAS["LayerNormalization"] = written_out_layer_norm
 
 
-@formula("InstanceNormalization")
+@FORMULAS("InstanceNormalization")
 def instance_normalization(op: Builder, x: Var, scale: Var, bias: Var, *, epsilon: float = 1e-5) -> Var:
     axes = list(range(2, x.rank))
     centred = x - op.ReduceMean(x, axes, keepdims=1)
@@ -76,12 +68,12 @@ def instance_normalization(op: Builder, x: Var, scale: Var, bias: Var, *, epsilo
     return centred * inverse * columns(op, scale, x) + columns(op, bias, x)
 
 
-@formula("GlobalAveragePool")
+@FORMULAS("GlobalAveragePool")
 def global_average_pool(op: Builder, x: Var) -> Var:
     return op.ReduceMean(x, list(range(2, x.rank)), keepdims=1)
 
 
-@formula("GlobalMaxPool")
+@FORMULAS("GlobalMaxPool")
 def global_max_pool(op: Builder, x: Var) -> Var:
     return op.ReduceMax(x, list(range(2, x.rank)), keepdims=1)
 
@@ -89,7 +81,7 @@ def global_max_pool(op: Builder, x: Var) -> Var:
 # --- quantization -----------------------------------------------------------------------------------------
 
 
-@formula("QuantizeLinear")
+@FORMULAS("QuantizeLinear")
 def quantizetimes(
     op: Builder, x: Var, scale: Var, zero_point: Var | None = None, *, axis: int = 1, **options: Any
 ) -> Written | None:
@@ -169,7 +161,7 @@ def _gates(op: Builder, x: Var, count: int) -> tuple[Var, ...]:
     return tuple(all_of(op.Split(x, axis=-1, num_outputs=count, outputs=count)))
 
 
-@formula("LSTM")
+@FORMULAS("LSTM")
 def lstm(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     def cell(op: Builder, x: Var, before: list[Var], W: Var, R: Var, biases: Any) -> Sequence[Var]:
         h, c = before
@@ -183,7 +175,7 @@ def lstm(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     return _recurrent(op, inputs, attributes, ("sigmoid", "tanh", "tanh"), 2, cell)
 
 
-@formula("GRU")
+@FORMULAS("GRU")
 def gru(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     after = bool(attributes.get("linear_before_reset", 0))
 
@@ -206,7 +198,7 @@ def gru(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     return _recurrent(op, inputs, attributes, ("sigmoid", "tanh"), 1, cell)
 
 
-@formula("RNN")
+@FORMULAS("RNN")
 def rnn(op: Builder, *inputs: Var | None, **attributes: Any) -> Written | None:
     def cell(op: Builder, x: Var, before: list[Var], W: Var, R: Var, biases: Any) -> Sequence[Var]:
         Wb, Rb = biases

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import carries
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.operator_table import OperatorTable
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules import containers, registry
 from gradgraph.rules.activation import gelu_gradient, normal_cdf
@@ -21,37 +22,13 @@ from gradgraph.rules.elementwise import stepped_sign
 
 Tangents = Sequence[Var | None]  # tangents of the inputs of a node, in order; None is zero
 Push = Callable[[Builder, ir.Node, Tangents], Sequence[Var] | None]
-PUSHES: dict[str, Push] = {}
-
-
-def pushes(op_types: str) -> Callable[[Push], Push]:
-    """Return a decorator for a tangent rule ``push(op, node, tangents)``, which returns one tangent per output.
-
-    A rule returns None if the tangent is to be computed by two vjps.
-    """
-
-    def register(push: Push) -> Push:
-        PUSHES.update(dict.fromkeys(op_types.split(), push))
-        return push
-
-    return register
-
+# tangent rules ``push(op, node, tangents)``: one tangent per output, or None to compute the tangent by two vjps
+PUSHES = OperatorTable[Push]()
 
 Both = Callable[[Builder, ir.Node, Var], tuple[Var, Var] | None]
-TOGETHER: dict[str, Both] = {}
-
-
-def together(op_type: str) -> Callable[[Both], Both]:
-    """Register a rule ``both(op, node, tangent)`` that recomputes the value with the tangent, as both share most work.
-
-    It returns the value and the tangent of the only output, or None to use a tangent rule.
-    """
-
-    def register(both: Both) -> Both:
-        TOGETHER[op_type] = both
-        return both
-
-    return register
+# rules ``both(op, node, tangent)``, which recompute the only output with its tangent, as both share most work; they
+# return both, or None to use a tangent rule
+TOGETHER = OperatorTable[Both]()
 
 
 def known_dims(x: ir.Value | None) -> shapes.Shape | None:
@@ -79,29 +56,32 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
 # --- linear in their inputs ----------------------------------------------------------------------------
 
 
-@pushes(
+_LINEAR = (
     "AveragePool Cast ConcatFromSequence CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND "
     "GlobalAveragePool Identity ReduceMean ReduceSum Reshape SequenceAt SequenceErase "
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
+
+
+@PUSHES(*_LINEAR.split())
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """Return the operator applied to the tangent of its first input, in which it is linear."""
     return _again(op, node, {0: ts[0]})
 
 
-@pushes("Optional OptionalGetElement")
+@PUSHES("Optional", "OptionalGetElement")
 def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """Return the tangent of an optional, which is its content's tangent; None if the content has none."""
     return None if ts[0] is None else [ts[0]]
 
 
-@pushes("Einsum MatMul Mul")
+@PUSHES("Einsum", "MatMul", "Mul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """Return the tangent by the product rule: the sum, over the inputs, of ``node`` with the tangent as that input."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
 
 
-@pushes("Div")
+@PUSHES("Div")
 def _quotient(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """Return the tangent ``(dx - z·dy)/y`` of ``z = x/y``."""
     y, z = (op.wrap(v) for v in (node.inputs[1], node.outputs[0]) if v is not None)
@@ -112,7 +92,7 @@ def _quotient(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     return [-(down / y) if dx is None else (dx - down) / y]
 
 
-@pushes("Conv ConvTranspose")
+@PUSHES("Conv", "ConvTranspose")
 def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     x, w, b = (*ts, None)[:3]
     if b is not None and w is None:
@@ -122,7 +102,7 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return [op.sum_of([term[0] for term in terms])]
 
 
-@pushes("Gemm")
+@PUSHES("Gemm")
 def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """Return ``α·(tA·B + A·tB) + β·tC`` for the tangents tA, tB and tC of the inputs.
 
@@ -141,13 +121,13 @@ def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return [total + (tc if beta == 1.0 else tc * beta)]
 
 
-@pushes("Add Sum")
+@PUSHES("Add", "Sum")
 def _sum(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     terms = [t for t in ts if t is not None]
     return [_widened(op, op.emit(node.op_type, *terms) if len(terms) > 1 else terms[0], node.outputs[0])]
 
 
-@pushes("Sub")
+@PUSHES("Sub")
 def _difference(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     a, b = ts
     total = a if b is None else -b if a is None else a - b
@@ -155,7 +135,7 @@ def _difference(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     return [_widened(op, total, node.outputs[0])]
 
 
-@pushes("Concat SequenceConstruct SequenceInsert Where")
+@PUSHES("Concat", "SequenceConstruct", "SequenceInsert", "Where")
 def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     floating = {i: x for i, x in enumerate(node.inputs) if x is not None and carries(x)}
     return _again(op, node, {i: ts[i] or containers.zeros(op, op.wrap(x)) for i, x in floating.items()})
@@ -164,7 +144,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 # --- with a symmetric Jacobian -------------------------------------------------------------------------
 
 
-@pushes("Abs")
+@PUSHES("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """Return the tangent times Sign(x), which lowering replaces with faster nodes; None if x has no tangent."""
     x, t = node.inputs[0], ts[0]
@@ -173,10 +153,13 @@ def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return [t * (op.Sign(op.wrap(x)) if op.named_operators else stepped_sign(op, op.wrap(x)))]
 
 
-@pushes(
+_SYMMETRIC = (
     "Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg "
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
+
+
+@PUSHES(*_SYMMETRIC.split())
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """Return ``J·t`` as ``Jᵀ·t``, by the gradient rule; None if that rule returns no gradient.
 
@@ -186,7 +169,7 @@ def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return None if product is None else [product]
 
 
-@together("Gelu")
+@TOGETHER("Gelu")
 def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
     """Return the exact GELU as ``x·Φ(x)`` and its tangent, which needs Φ, too.
 

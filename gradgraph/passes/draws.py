@@ -24,6 +24,7 @@ from gradgraph.errors import BuildError
 from gradgraph.files.protos import proto_nodes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
+from gradgraph.graph.operator_table import OperatorTable
 from gradgraph.passes.normal.edit import Editor, attributes, names_of
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_state
@@ -31,7 +32,7 @@ from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_sta
 Turns = Sequence[Var]  # the iteration numbers of the Loops around a place, outermost first
 Form = Callable[..., Var]
 
-_FORMS: dict[str, Form] = {}
+_FORMS = OperatorTable[Form]()
 _DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits per number: with more, rounding could yield 1
 
 
@@ -84,22 +85,14 @@ def _inside(node: ir.Node, body: ir.Graph, turns: Turns | None, editor: Editor) 
     return (*turns, Var(editor.op, body.inputs[0])) if node.op_type == "Loop" else None
 
 
-def _form(*op_types: str) -> Callable[[Form], Form]:
-    def register(form: Form) -> Form:
-        _FORMS.update(dict.fromkeys(op_types, form))
-        return form
-
-    return register
-
-
-@_form("RandomUniform", "RandomUniformLike")
+@_FORMS("RandomUniform", "RandomUniformLike")
 def _uniform(op: Builder, source: RandomSource, turns: Turns, *like: Var, low: float, high: float, **given: Any) -> Var:
     shape, dtype = _asked_for(op, *like, **given)
     drawn = source.uniform(op, shape, turns, _wide(dtype), _DIGITS.get(dtype, 24))
     return op.cast(drawn * (high - low) + low, dtype)
 
 
-@_form("RandomNormal", "RandomNormalLike")
+@_FORMS("RandomNormal", "RandomNormalLike")
 def _normal(
     op: Builder, source: RandomSource, turns: Turns, *like: Var, mean: float, scale: float, **given: Any
 ) -> Var:
@@ -119,14 +112,14 @@ def _wide(dtype: ir.DataType) -> ir.DataType:
     return DOUBLE if dtype == DOUBLE else FLOAT
 
 
-@_form("Bernoulli")
+@_FORMS("Bernoulli")
 def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype: int = 0, **_: Any) -> Var:
     wide = _wide(p.dtype)
     drawn = op.Less(source.uniform(op, op.shape(p), turns, wide), op.cast(p, wide))
     return op.cast(drawn, ir.DataType(dtype or p.dtype))
 
 
-@_form("Multinomial")
+@_FORMS("Multinomial")
 def _multinomial(
     op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
 ) -> Var:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from gradgraph.errors import counted, shown
 from gradgraph.graph import ranks
 from gradgraph.graph.node_forms import WIDEST
+from gradgraph.graph.operator_table import OperatorTable
 from gradgraph.graph.schemas import signature
 from gradgraph.graph.shapes import Dim, Shape, differ, is_number, is_static, known_sizes, small_constant
 from gradgraph.passes.normal.edit import attributes
@@ -48,7 +49,7 @@ class Operand:
 
 Words = Iterator[str]
 Rule = Callable[..., Words]
-_RULES: dict[str, Rule] = {}
+_RULES = OperatorTable[Rule]()
 EXPORT = "correct the sizes, or export the model again"
 
 
@@ -68,14 +69,6 @@ def _rank_complaints(op_type: str, operands: Sequence[Operand | None], opset: in
             schema = signature(op_type, opset)
             role = "" if schema is None else f" as its {schema.formal(i, False).name}"
             yield f"reads {operand}{role}, which must {axes}"
-
-
-def _for(*op_types: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(op_types, rule))
-        return rule
-
-    return register
 
 
 def _clash(*operands: Operand | None) -> Words:
@@ -111,28 +104,28 @@ def _too_small(sizes: Operand, least: int) -> Words:
 # --- elementwise -----------------------------------------------------------------------------------
 
 
-@_for("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum")
-@_for("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where", "And", "Or", "Xor")
-@_for("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift")
+@_RULES("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum")
+@_RULES("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where", "And", "Or", "Xor")
+@_RULES("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift")
 def _broadcast(*operands: Operand | None, **_: Any) -> Words:
     return _clash(*operands)
 
 
-@_for("PRelu")
+@_RULES("PRelu")
 def _prelu(x: Operand, slope: Operand, **_: Any) -> Words:
     if x.rank is not None and slope.rank is not None and slope.rank > x.rank:
         yield f"reads {x} and the slope {slope}, which has more axes"
     yield from _clash(x, slope)
 
 
-@_for("Clip")
+@_RULES("Clip")
 def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> Words:
     for bound in bounds:
         if bound is not None and any(differ(d, 1) for d in bound.shape or ()):
             yield f"reads the bound {bound}, which must be one number"
 
 
-@_for("QuantizeLinear", "DequantizeLinear")
+@_RULES("QuantizeLinear", "DequantizeLinear")
 def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> Words:
@@ -151,7 +144,7 @@ def _quantized(
             yield f"reads {x} and the scale {scale}, which must have {x[axis]} elements, one per index of axis {axis}"
 
 
-@_for("Expand")
+@_RULES("Expand")
 def _expand(x: Operand, target: Operand, **_: Any) -> Words:
     yield from _too_small(target, 0)
     if (sizes := _ints(target)) is not None:
@@ -161,7 +154,7 @@ def _expand(x: Operand, target: Operand, **_: Any) -> Words:
 # --- products ---------------------------------------------------------------------------------------------
 
 
-@_for("MatMul")
+@_RULES("MatMul")
 def _matmul(a: Operand, b: Operand, **_: Any) -> Words:
     if a.rank == 0 or b.rank == 0:
         yield f"reads {a} and {b}, and MatMul needs inputs with at least one axis"
@@ -173,7 +166,7 @@ def _matmul(a: Operand, b: Operand, **_: Any) -> Words:
         yield f"multiplies {a} and {b}, whose leading axes do not broadcast"
 
 
-@_for("Gemm")
+@_RULES("Gemm")
 def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, transB: int = 0, **_: Any) -> Words:
     for operand in (a, b):
         if operand.rank not in (None, 2):
@@ -189,7 +182,7 @@ def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, 
         yield f"adds {c} to a product of shape {words_of(product)}"
 
 
-@_for("Einsum")
+@_RULES("Einsum")
 def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
     """Yield a complaint unless each input has one axis per letter of its term, or at least as many with "..."."""
     sizes: dict[str, int] = {}
@@ -211,7 +204,7 @@ def words_of(shape: Shape) -> str:
 # --- convolution, pooling, normalization ------------------------------------------------------------------
 
 
-@_for("Conv")
+@_RULES("Conv")
 def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
     kernels, channels = w[0], w[1]
     if isinstance(channels, int) and differ(x[1], channels * group):
@@ -222,7 +215,7 @@ def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, *
     yield from _window(x, () if w.shape is None else w.shape[2:], **rest)
 
 
-@_for("ConvTranspose")
+@_RULES("ConvTranspose")
 def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
     if w.rank is not None and w.rank > 1 and differ(x[1], w[0]):
         yield f"reads {x}, but its weights {w} expect {w[0]} channels"
@@ -276,7 +269,7 @@ def _window(
             yield f"has a window of {(size - 1) * reach + 1} elements, more than axis {2 + axis} of {x}{padded}"
 
 
-@_for("Col2Im")
+@_RULES("Col2Im")
 def _col2im(x: Operand, image: Operand, block: Operand, **lists: Any) -> Words:
     if differ(image[0], block[0]):
         yield f"reads the sizes of an image {image} and of a block {block}, which must have equal length"
@@ -284,7 +277,7 @@ def _col2im(x: Operand, image: Operand, block: Operand, **lists: Any) -> Words:
         yield from _lists(x, 2 + axes, **lists)
 
 
-@_for("MaxPool", "AveragePool", "LpPool")
+@_RULES("MaxPool", "AveragePool", "LpPool")
 def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: Any) -> Words:
     axes = len(kernel_shape)
     if differ(x.rank, 2 + axes):
@@ -294,7 +287,7 @@ def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: An
         yield from _window(x, kernel_shape, **rest)
 
 
-@_for("GridSample")
+@_RULES("GridSample")
 def _grid_sample(x: Operand, grid: Operand, **_: Any) -> Words:
     if (x.rank or 3) < 3 or differ(x.rank, grid.rank):
         yield f"samples {x} at {grid}, which must have the same number of axes, three or more"
@@ -302,14 +295,14 @@ def _grid_sample(x: Operand, grid: Operand, **_: Any) -> Words:
         yield f"samples {x} at {grid}, whose last axis must have {x.rank - 2} elements, the coordinates"
 
 
-@_for("BatchNormalization", "InstanceNormalization")
+@_RULES("BatchNormalization", "InstanceNormalization")
 def _norm_of_channels(x: Operand, *vectors: Operand, spatial: int = 1, **_: Any) -> Words:
     for v in vectors if spatial else ():
         if v.rank == 1 and differ(v[0], x[1]):
             yield f"reads {v}, which must have {x[1]} elements, the channels of {x}"
 
 
-@_for("LayerNormalization", "RMSNormalization")
+@_RULES("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Words:
     """Yield a complaint about the parameters of a norm of one axis; flattened ones for several axes are accepted."""
     for v in vectors:
@@ -320,7 +313,7 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Word
             yield f"reads {x} and {v}, which must have {x[-1]} elements"
 
 
-@_for("RotaryEmbedding")
+@_RULES("RotaryEmbedding")
 def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> Words:
     width = x[2]
     if x.rank == 3 and (num_heads <= 0 or (isinstance(width, int) and width % num_heads)):
@@ -330,12 +323,12 @@ def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> Words:
 # --- shapes -----------------------------------------------------------------------------------------------
 
 
-@_for("ConstantOfShape")
+@_RULES("ConstantOfShape")
 def _constant_of_shape(sizes: Operand, **_: Any) -> Words:
     return _too_small(sizes, 0)
 
 
-@_for("Reshape")
+@_RULES("Reshape")
 def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> Words:
     yield from _too_small(target, -1)
     sizes = _ints(target)
@@ -351,7 +344,7 @@ def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> Wo
         yield f"reads {x}, whose {count} elements cannot have the shape {words_of(tuple(copied))}"
 
 
-@_for("Concat")
+@_RULES("Concat")
 def _concat(*parts: Operand, axis: int = 1, **_: Any) -> Words:
     known = [p for p in parts if p.shape is not None and 0 not in p.shape]  # runtimes ignore empty inputs
     for part in known:
@@ -365,7 +358,7 @@ def _concat(*parts: Operand, axis: int = 1, **_: Any) -> Words:
                 yield f"joins {first} and {part} along axis {axis}, which differ on axis {i}"
 
 
-@_for("Split")
+@_RULES("Split")
 def _split(
     x: Operand, lengths: Operand | None = None, *, axis: int = 0, split: list[int] | None = None, outputs: int, **_: Any
 ) -> Words:
@@ -379,37 +372,37 @@ def _split(
         yield f"splits axis {axis} of {x} into {parts}, which add up to {sum(parts)}"
 
 
-@_for("Transpose")
+@_RULES("Transpose")
 def _transpose(x: Operand, *, perm: list[int] | None = None, **_: Any) -> Words:
     if perm is not None and x.rank is not None and sorted(perm) != list(range(x.rank)):
         yield f"permutes axes by {perm}, but reads {x}"
 
 
-@_for("Flatten")
+@_RULES("Flatten")
 def _flatten(x: Operand, *, axis: int = 1, **_: Any) -> Words:
     return _beyond(x, [axis] if axis < 0 else [axis - 1] if axis else [])
 
 
-@_for("Squeeze")
+@_RULES("Squeeze")
 def _squeeze(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> Words:
     places = axes or _ints(given) or []
     yield from _beyond(x, places)
     yield from (f"drops axis {a} of {x}, which has {x[a]} elements" for a in places if differ(x[a], 1))
 
 
-@_for("Unsqueeze")
+@_RULES("Unsqueeze")
 def _unsqueeze(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> Words:
     places = axes or _ints(given) or []
     return _beyond(x, places, len(places))
 
 
-@_for("Tile")
+@_RULES("Tile")
 def _tile(x: Operand, repeats: Operand, **_: Any) -> Words:
     yield from _too_small(repeats, 0)
     yield from _one_for_each(x, repeats, "repeats")
 
 
-@_for("Pad")
+@_RULES("Pad")
 def _pad(x: Operand, given: Operand | None = None, _value: Any = None, axes: Operand | None = None, **_: Any) -> Words:
     if given is None:
         return
@@ -429,27 +422,27 @@ def _one_for_each(x: Operand, vector: Operand, what: str, times: int = 1) -> Wor
 # --- along axes -------------------------------------------------------------------------------------------
 
 
-@_for("Softmax", "LogSoftmax", "Hardmax")
+@_RULES("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(x: Operand, *, axis: int | None = None, opset: int, **_: Any) -> Words:
     return _beyond(x, [] if axis is None or opset < 13 else [axis])
 
 
-@_for("ArgMax", "ArgMin", "CumSum", "SplitToSequence", "TopK")
+@_RULES("ArgMax", "ArgMin", "CumSum", "SplitToSequence", "TopK")
 def _along(x: Operand, *_operands: Any, axis: int | None = None, **_: Any) -> Words:
     return _beyond(x, [] if axis is None else [axis])
 
 
-@_for("LpNormalization")
+@_RULES("LpNormalization")
 def _lp_normalization(x: Operand, *, axis: int = -1, **_: Any) -> Words:
     return _beyond(x, [axis])
 
 
-@_for(*ranks.REDUCTIONS)
+@_RULES(*ranks.REDUCTIONS)
 def _reduce(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> Words:
     return _beyond(x, axes or _ints(given) or [])
 
 
-@_for("Gather")
+@_RULES("Gather")
 def _gather(x: Operand, places: Operand, *, axis: int = 0, **_: Any) -> Words:
     yield from _beyond(x, [axis])
     size = x[axis]
@@ -458,7 +451,7 @@ def _gather(x: Operand, places: Operand, *, axis: int = 0, **_: Any) -> Words:
             yield f"reads element {i} along axis {axis} of {x}, which does not exist"
 
 
-@_for("GatherElements", "ScatterElements")
+@_RULES("GatherElements", "ScatterElements")
 def _elements(x: Operand, places: Operand, updates: Operand | None = None, *, axis: int = 0, **_: Any) -> Words:
     for other in (places, updates):
         if other is not None and differ(x.rank, other.rank):
@@ -471,7 +464,7 @@ def _elements(x: Operand, places: Operand, updates: Operand | None = None, *, ax
 # --- recurrent layers -------------------------------------------------------------------------------------
 
 
-@_for("RNN", "GRU", "LSTM")
+@_RULES("RNN", "GRU", "LSTM")
 def _recurrent(
     x: Operand, w: Operand, r: Operand, b: Operand | None = None, *_more: Any, hidden_size: int | None = None, **_: Any
 ) -> Words:
