@@ -23,7 +23,6 @@ from gradgraph.building.pgd import ATTACKS
 from gradgraph.building.step_state import StepState
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import mark_detached
 from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import evaluation_mode
@@ -150,11 +149,8 @@ class Attack:
     @staticmethod
     def _fixed(op: Builder, moved: ir.Value, like: ir.Value) -> Var:
         """Return the moved input, through which no gradient passes."""
-        y = op.Identity(op.wrap(moved))
+        y = op.detached(op.wrap(moved))
         y.value.type, y.value.shape = like.type, like.shape
-        node = y.value.producer()
-        assert node is not None
-        mark_detached(node)
         return y
 
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph import shapes
 from gradgraph.graph.checks import describe
-from gradgraph.graph.marks import mark_constant
+from gradgraph.graph.marks import mark_constant, mark_detached
 from gradgraph.graph.schemas import FIXED_TYPES, Signature
 from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shape_inference import shape_of, source_of_open_rank
@@ -403,6 +403,18 @@ class Builder(OperatorCalls):
         if shapes.is_static(known):
             return self.const(np.array(known, np.int64))
         return self.Shape(x, start=start, end=stop)
+
+    def arange(self, length: Var) -> Var:
+        """Return the int64 vector 0, 1, …, ``length`` − 1; ``length`` is an int64 vector of length 1."""
+        return self.Range(0, self.Squeeze(length, [0]), 1)
+
+    def detached(self, x: Var) -> Var:
+        """Return a copy of ``x`` through which no gradient passes."""
+        copy = self.Identity(x)
+        node = copy.value.producer()
+        assert node is not None
+        mark_detached(node)
+        return copy
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
         """Return a tensor filled with ``value``; ``shape`` is an int64 vector, possibly computed at run time."""

@@ -66,7 +66,7 @@ def unpack(work: ir.Model) -> None:
         tokens: op.Reshape(op.wrap(rows), [-1, *(n for n in further if isinstance(n, int))]),
         **{value: _fed(op, value, role, batch, length) for value, role in roles.items() if role != _SLOTS},
         **{value: _position(op, value, batch, length) for value in positions},
-        **{value: _up_to(op, batch * length) for value in _selections(work, {*others, *positions})},
+        **{value: op.arange(batch * length) for value in _selections(work, {*others, *positions})},
     }
     editor.place(editor.root[0])
     for old, value in new.items():
@@ -161,9 +161,9 @@ def _selections(work: ir.Model, others: set[ir.Value]) -> Iterator[ir.Value]:
 def _fed(op: Builder, value: ir.Value, role: str, batch: Var, length: Var) -> Var:
     """Return what an input of packed texts contains for ``batch`` texts of ``length`` tokens."""
     if role == _ENDS:
-        found = _up_to(op, batch + 1) * length
+        found = op.arange(batch + 1) * length
     elif role == _TABLE:  # one page for each text
-        found = op.Unsqueeze(_up_to(op, batch), [1])
+        found = op.Unsqueeze(op.arange(batch), [1])
     elif role == _BOUNDS:  # unknown
         (count,) = shape_of(value) or (None,)
         found = op.const(np.zeros(count if isinstance(count, int) else 3, np.int64))
@@ -180,14 +180,10 @@ def _fed(op: Builder, value: ir.Value, role: str, batch: Var, length: Var) -> Va
 
 def _position(op: Builder, value: ir.Value, batch: Var, length: Var) -> Var:
     """Return the index of each token in its row, for all axes of positions [axes, tokens]."""
-    each = op.Reshape(op.Expand(_up_to(op, length), op.Concat(batch, length, axis=0)), [-1])
+    each = op.Reshape(op.Expand(op.arange(length), op.Concat(batch, length, axis=0)), [-1])
     axes = list(shape_of(value) or ())[:-1]
     each = op.Expand(each, op.Concat(axes, batch * length, axis=0)) if axes else each
     return op.cast(each, value.dtype or _INT64)
-
-
-def _up_to(op: Builder, size: Var) -> Var:
-    return op.Range(0, op.Squeeze(size, [0]), 1)
 
 
 def _outputs_in_rows(work: ir.Model, batch: Var, length: Var) -> None:

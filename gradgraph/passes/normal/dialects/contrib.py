@@ -130,24 +130,27 @@ def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
 
 
 @fused("FusedGemm")
-def fused_gemm(
-    op: Builder,
-    node: ir.Node,
-    a: Var,
-    b: Var,
-    c: Var | None = None,
-    *,
-    activation: str = "",
-    activation_alpha: float | None = None,
-    activation_beta: float | None = None,
-    activation_gamma: float | None = None,
-    **attrs: Any,
+def fused_gemm(op: Builder, node: ir.Node, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Any:
+    activation = _activation_of(attrs)
+    return _activated(op, node, op.Gemm(a, b, c, **attrs), *activation)
+
+
+@fused("FusedMatMulActivation")
+def fused_mat_mul_activation(
+    op: Builder, node: ir.Node, a: Var, b: Var, *, activation_axis: int | None = None, **attrs: Any
 ) -> Any:
-    params: dict[str, Any] = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    return activated(op, node, op.Gemm(a, b, c, **attrs), activation, params)
+    activation = _activation_of(attrs)
+    return _activated(op, node, fused_mat_mul(op, node, a, b, **attrs), *activation)
 
 
-@fused("FusedConv")
+def _activation_of(attrs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Remove the activation from the attributes of a product; return its name and its parameters."""
+    prefix = "activation_"
+    params = {name.removeprefix(prefix): attrs.pop(name) for name in [*attrs] if name.startswith(prefix)}
+    return attrs.pop("activation", ""), params
+
+
+@fused("FusedConv", "NhwcConv", "NhwcFusedConv")
 def fused_conv(
     op: Builder,
     node: ir.Node,
@@ -160,13 +163,29 @@ def fused_conv(
     activation_params: Any = (),
     **attrs: Any,
 ) -> Any:
-    y = op.Conv(x, w, b, **attrs)
+    """Convolve x, add ``added``, and apply the activation.
+
+    For Nhwc operators, x is [batch, *sizes, channels], and transposed before and after. NhwcConv also has the channels
+    of its weight last, as onnxruntime's optimizer writes it.
+    """
+    is_last = node.op_type != "FusedConv"
+    w = _channels_first(op, w) if node.op_type == "NhwcConv" else w
+    y = op.Conv(_channels_first(op, x) if is_last else x, w, b, **attrs)
+    y = _channels_last(op, y, x.rank) if is_last else y
     y = y if added is None else y + added
     names = ("min", "max") if activation == "Clip" else ("alpha", "beta")
-    return activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
+    return _activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
 
 
-def activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
+def _channels_first(op: Builder, x: Var) -> Var:
+    return op.Transpose(x, perm=[0, x.rank - 1, *range(1, x.rank - 1)])
+
+
+def _channels_last(op: Builder, x: Var, rank: int) -> Var:
+    return op.Transpose(x, perm=[0, *range(2, rank), 1])
+
+
+def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
     """Apply the operator ``activation``, with its defaults for missing ``params``; return ``x`` if it is empty."""
     if not activation:
         return x
@@ -195,9 +214,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 @fused("NhwcMaxPool")
 def nhwc_max_pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
     """Pool in NCHW layout, with Transposes before and after. The inputs are 8-bit integers, so no gradient passes."""
-    to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
-    to_back = [0, *range(2, x.rank), 1]
-    return op.Transpose(op.MaxPool(op.Transpose(x, perm=to_front), **attrs), perm=to_back)
+    return _channels_last(op, op.MaxPool(_channels_first(op, x), **attrs), x.rank)
 
 
 # --- activations -----------------------------------------------------------------------------------------
@@ -368,11 +385,11 @@ def group_norm(
     channels_last: int = 1,
     epsilon: float = 1e-5,
 ) -> Any:
-    front = op.Transpose(x, perm=[0, x.rank - 1, *range(1, x.rank - 1)]) if channels_last else x
+    front = _channels_first(op, x) if channels_last else x
     gamma, beta = op.cast(gamma, x.dtype), op.cast(beta, x.dtype)
     y = op.GroupNormalization(front, gamma, beta, num_groups=groups, epsilon=epsilon)
     y = y * op.Sigmoid(y) if activation else y
-    return op.Transpose(y, perm=[0, *range(2, x.rank), 1]) if channels_last else y
+    return _channels_last(op, y, x.rank) if channels_last else y
 
 
 @fused("SkipGroupNorm")

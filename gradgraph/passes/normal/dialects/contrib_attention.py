@@ -17,6 +17,7 @@ from gradgraph.passes.normal.opsets.attention_formula import (
     in_heads,
     merge_heads,
     rotate,
+    rotate_heads,
     shorter_than,
     split_heads,
     visible,
@@ -66,9 +67,8 @@ def attention(
         past_k, past_v = (op.Squeeze(p, [0]) for p in op.Split(past, axis=0, num_outputs=2, outputs=2))
         k, v = op.Concat(past_k, k, axis=2), op.Concat(past_v, v, axis=2)
         offset = op.dim(past_k, 2)
-    bias_terms = [] if mask is None else [_mask_bias(op, node, mask, q, k, mask_filter_value)]
-    bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(bias_terms, visible(op, q, k, offset, right=0) if unidirectional else None)
+    score_bias = _score_bias(op, node, q, k, mask, attention_bias, mask_filter_value)
+    masks = Masks(score_bias, visible(op, q, k, offset, right=0) if unidirectional else None)
     y = merge_heads(op, attend(op, q, k, v, masks, scale=scale).y)
     if not reads_output(node, 1):
         return y
@@ -112,9 +112,8 @@ def multi_head_attention(
     elif past_key is not None and past_value is not None:
         offset = op.dim(past_key, 2)
         k, v = present = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    bias_terms = [] if key_mask is None else [_mask_bias(op, node, key_mask, q, k, mask_filter_value)]
-    bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(bias_terms, _causal(op, q, k, offset, new_k) if unidirectional else None)
+    score_bias = _score_bias(op, node, q, k, key_mask, attention_bias, mask_filter_value)
+    masks = Masks(score_bias, _causal(op, q, k, offset, new_k) if unidirectional else None)
     result = attend(op, q, k, v, masks, scale=scale)
     scores = None
     if reads_output(node, 3):
@@ -169,11 +168,7 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
     allowed = visible(op, q, k, offset, right=0)
     if q.dim(2) is not None and q.dim(2) == new.dim(2):
         return allowed
-    return allowed | op.Unsqueeze(op.Equal(_numbers_below(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
-
-
-def _numbers_below(op: Builder, length: Var) -> Var:
-    return op.Range(0, op.Squeeze(length, [0]), 1)
+    return allowed | op.Unsqueeze(op.Equal(op.arange(op.dim(q, 2)), op.dim(q, 2) - 1), [1])
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
@@ -187,11 +182,11 @@ def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, bea
         return k, v
     if new != 1:
         raise refuse(node, "has a cache_indirection and an unknown number of new tokens")
-    own = _numbers_below(op, op.dim(q, 0))
+    own = op.arange(op.dim(q, 0))
     width = op.dim(beams, 1)
     source = op.Reshape(op.cast(beams, _INT64), op.Concat([-1], op.dim(beams, 2), axis=0))
     source = op.Slice(source, [0], past + 1, [1]) + op.Unsqueeze(op.Div(own, width) * width, [1])
-    rows = op.Where(op.Less(_numbers_below(op, past + 1), past), source, op.Unsqueeze(own, [1]))
+    rows = op.Where(op.Less(op.arange(past + 1), past), source, op.Unsqueeze(own, [1]))
     rows = op.Unsqueeze(rows, [1, 3])
     k, v = (op.GatherElements(x, op.Expand(rows, op.shape(x)), axis=0) for x in (k, v))
     return k, v
@@ -225,6 +220,14 @@ def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, h
     return [x if done else x + op.Reshape(b, [heads, -1]) for x, b, done in zip(parts, biases, in_place, strict=True)]
 
 
+def _score_bias(
+    op: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, bias: Var | None, hidden: float
+) -> Var | None:
+    """Return the sum of ``bias`` and the term of ``mask``; a term leaves finite scores, so no query lacks keys."""
+    term = None if mask is None else _mask_bias(op, node, mask, q, k, hidden)
+    return bias if term is None else term if bias is None else term + bias
+
+
 def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
     """Return the term that a mask adds to the scores [batch, heads, queries, keys]: ``hidden`` for masked keys, else 0.
 
@@ -253,7 +256,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     cumulative lengths that are not needed [3 · batch + 2]. If its length is unknown, the form is selected at run time.
     """
     batch, length = q.dim(0), ends.dim(0)
-    key = _numbers_below(op, op.dim(k, 2))
+    key = op.arange(op.dim(k, 2))
     ends = op.cast(ends, _INT64)
     if length is not None and length == batch:
         return key < op.Reshape(ends, [-1, 1, 1, 1])
@@ -264,14 +267,6 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     has_starts = op.Equal(op.dim(ends, 0), samples * 2)
     first = op.Where(has_starts, op.Pad(second, op.Concat([0], samples - op.dim(second, 0), axis=0)), 0)
     return (key < op.Reshape(last, [-1, 1, 1, 1])) & (key >= op.Reshape(first, [-1, 1, 1, 1]))
-
-
-def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Return score biases and a boolean mask, combined; a bias leaves finite scores, so no query lacks keys."""
-    total = None
-    for term in bias_terms:
-        total = term if total is None else total + term
-    return Masks(total, allowed)
 
 
 @fused("RotaryEmbedding")
@@ -298,10 +293,10 @@ def rotary_embedding(
         raise refuse(node, f"rotates a tensor of rank {x.rank}, but the operator takes [batch, length, hidden]")
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
-        positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
+        positions = op.Unsqueeze(positions + op.arange(length), [0])
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
     angles = op.Gather(cos, positions), op.Gather(sin, positions)
-    return _turned(op, x, split, angles, rotary_embedding_dim, interleaved)
+    return rotate_heads(op, x, split, angles, rotary_embedding_dim, bool(interleaved))
 
 
 @fused("MRotaryEmbedding")
@@ -330,7 +325,7 @@ def multimodal_rotary_embedding(
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
     angles = [_of_owners(op, op.Gather(table, positions), owner) for table in (cos, sin)]
     angles = angles if scale == 1.0 else [angle * scale for angle in angles]
-    return _turned(op, x, split, angles, rotary_embedding_dim, interleaved)
+    return rotate_heads(op, x, split, angles, rotary_embedding_dim, bool(interleaved))
 
 
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
@@ -353,13 +348,6 @@ def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
     for which in (1, 2):
         result = op.Where(op.const([o == which for o in owner]), picked[which], result)
     return result
-
-
-def _turned(op: Builder, x: Var, split: Var, angles: Sequence[Var], size: int, interleaved: int) -> Var:
-    """Rotate ``split``, which is ``x`` split into heads, by angles (cosine, sine) [batch, length, columns]."""
-    cos, sin = (op.Unsqueeze(angle, [2 if x.rank == 3 else 1]) for angle in angles)
-    y = rotate(op, split, cos, sin, size, bool(interleaved))
-    return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
 
 
 def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, size: int) -> Var:
@@ -424,7 +412,7 @@ def group_query_attention(
     first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # whether this is a first prompt
     lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
     earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
-    steps = op.Unsqueeze(_numbers_below(op, op.dim(q, 1)), [0])
+    steps = op.Unsqueeze(op.arange(op.dim(q, 1)), [0])
     places = steps if past_key is None else steps + op.Unsqueeze(earlier, [1])  # [batch or 1, new tokens]
     if do_rotary and cos is not None and sin is not None:
         turned = places if positions is None else _turning_places(op, positions, first, steps)
@@ -521,7 +509,7 @@ def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) 
 
 def _put_from(op: Builder, cache: Var, new: Var, start: Var) -> Var:
     """Write ``new`` into ``cache`` at consecutive positions, starting at ``start`` [1]."""
-    return _put_at(op, cache, new, op.Unsqueeze(_numbers_below(op, op.dim(new, 2)) + start, [0]))
+    return _put_at(op, cache, new, op.Unsqueeze(op.arange(op.dim(new, 2)) + start, [0]))
 
 
 def _put_at(op: Builder, cache: Var, new: Var, places: Var) -> Var:

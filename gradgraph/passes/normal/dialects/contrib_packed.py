@@ -40,7 +40,7 @@ class Ragged:
     def padded(self, x: Var) -> Var:
         """Return x [tokens, ...] as [batch, length, ...], with zeros behind the end of each sequence."""
         op = self.op
-        steps = op.Unsqueeze(_up_to(op, self.longest), [0])  # [1, length]
+        steps = op.Unsqueeze(op.arange(self.longest), [0])  # [1, length]
         within = op.Less(steps, op.Unsqueeze(self.lengths, [1]))
         rows = op.Gather(x, op.Where(within, op.Unsqueeze(self.starts, [1]) + steps, 0))
         return op.Where(op.Unsqueeze(within, list(range(2, x.rank + 1))) if x.rank > 1 else within, rows, 0.0)
@@ -55,14 +55,10 @@ class Ragged:
     def places(self, tokens: Var) -> tuple[Var, Var]:
         """Return the sequence of each of ``tokens`` tokens, and its position in it."""
         op = self.op
-        token = _up_to(op, tokens)
+        token = op.arange(tokens)
         begun = op.Unsqueeze(token, [1]) >= op.Unsqueeze(self.starts, [0])
         own = op.ReduceSum(op.cast(begun, _INT64), [1], keepdims=0) - 1
         return own, token - op.Gather(self.starts, own)
-
-
-def _up_to(op: Builder, size: Var) -> Var:
-    return op.Range(0, op.Squeeze(size, [0]), 1)
 
 
 # --- attention -------------------------------------------------------------------------------------------
@@ -143,7 +139,7 @@ def remove_padding(op: Builder, node: ir.Node, x: Var, counts: Var) -> Any:
     the cumulated counts, and the largest count.
     """
     length = op.dim(x, 1)
-    kept = op.Unsqueeze(_up_to(op, length), [0]) < op.Unsqueeze(op.cast(counts, _INT64), [1])
+    kept = op.Unsqueeze(op.arange(length), [0]) < op.Unsqueeze(op.cast(counts, _INT64), [1])
     of_kept, of_padding = (op.Squeeze(op.NonZero(op.Reshape(m, [-1])), [0]) for m in (kept, op.Not(kept)))
     y = op.Gather(op.Reshape(x, op.Concat([-1], op.dim(x, 2), axis=0)), of_kept)
     offsets = op.Reshape(op.Concat(of_kept, of_padding, axis=0), op.dims(x, 0, 2))
@@ -190,7 +186,7 @@ def varlen_causal_conv_with_state(
     rows = op.Transpose(state, perm=[0, 2, 1])  # [batch, before, channels]
     known = op.Concat(x, op.Reshape(rows, op.Concat([-1], op.dim(x, 1), axis=0)), axis=0)
     own, place = batch.places(tokens)
-    token = _up_to(op, tokens)
+    token = op.arange(tokens)
     terms = []
     for tap in range(taps):
         back = (taps - 1 - tap) * dilation
@@ -201,7 +197,7 @@ def varlen_causal_conv_with_state(
     y = y if bias is None else y + bias
     y = y * op.Sigmoid(y) if activation in ("silu", "swish") else y
     slots = op.Unsqueeze(op.const(range(before), _INT64), [0]) + op.Unsqueeze(batch.lengths - before, [1])
-    numbers = op.Unsqueeze(_up_to(op, op.dim(state, 0)), [1])
+    numbers = op.Unsqueeze(op.arange(op.dim(state, 0)), [1])
     older = tokens + numbers * before + before + slots
     last = op.Gather(known, op.Where(slots >= 0, op.Unsqueeze(batch.starts, [1]) + slots, older))
     return y, op.Transpose(last, perm=[0, 2, 1])

@@ -133,6 +133,6 @@ def _read(op: Builder, cache: Var, table: Var, lengths: Var) -> Var:
     """Return the keys or values of each sequence, [batch, length, heads, head size], 0 from ``lengths`` on."""
     pages = op.Gather(cache, op.Min(op.Max(table, 0), op.dim(cache, 0) - 1))
     joined = op.Reshape(pages, op.Concat(op.dim(table, 0), [-1], op.dims(cache, 2), axis=0))
-    step = op.Range(0, op.Squeeze(op.dim(joined, 1), [0]), 1)
+    step = op.arange(op.dim(joined, 1))
     within = op.Less(op.Unsqueeze(step, [0]), op.Unsqueeze(lengths, [1]))
     return op.Where(op.Unsqueeze(within, [2, 3]), joined, 0.0)

@@ -11,10 +11,8 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.dialects.contrib import (
-    activated,
     fast_gelu,
     fused,
-    fused_mat_mul,
     mat_mul_n_bits,
     reads_output,
     refuse,
@@ -28,25 +26,6 @@ _FLOAT, _INT32, _INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 @fused("GemmFastGelu")
 def gemm_fast_gelu(op: Builder, node: ir.Node, x: Var, w: Var, bias: Var | None = None) -> Any:
     return fast_gelu(op, node, x @ w, bias)
-
-
-@fused("FusedMatMulActivation")
-def fused_mat_mul_activation(
-    op: Builder,
-    node: ir.Node,
-    a: Var,
-    b: Var,
-    *,
-    activation: str,
-    activation_alpha: float | None = None,
-    activation_beta: float | None = None,
-    activation_gamma: float | None = None,
-    activation_axis: int | None = None,
-    **attrs: Any,
-) -> Any:
-    params = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    given = {name: value for name, value in params.items() if value is not None}
-    return activated(op, node, fused_mat_mul(op, node, a, b, **attrs), activation, given)
 
 
 @fused("GemmaRotaryEmbedding")
@@ -77,35 +56,6 @@ def bitmask_bias_dropout(
 ) -> Any:
     y = bitmask_dropout(op, node, x + bias, *rest, **attrs)
     return y if residual is None else y + residual
-
-
-# --- convolutions with channels last ---------------------------------------------------------------------
-
-
-@fused("NhwcConv", "NhwcFusedConv")
-def nhwc_conv(
-    op: Builder,
-    node: ir.Node,
-    x: Var,
-    w: Var,
-    b: Var | None = None,
-    added: Var | None = None,
-    *,
-    activation: str = "",
-    activation_params: Any = (),
-    **attrs: Any,
-) -> Any:
-    """Convolve x [batch, *sizes, channels] in NCHW layout, with Transposes before and after.
-
-    NhwcConv also has the channels of its weight last, as onnxruntime's optimizer writes it.
-    """
-    to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
-    to_back = [0, *range(2, x.rank), 1]
-    w = op.Transpose(w, perm=to_front) if node.op_type == "NhwcConv" else w
-    y = op.Transpose(op.Conv(op.Transpose(x, perm=to_front), w, b, **attrs), perm=to_back)
-    y = y if added is None else y + added
-    names = ("min", "max") if activation == "Clip" else ("alpha", "beta")
-    return activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
 
 
 # --- weights of 4 and 8 bits -------------------------------------------------------------------------------

@@ -47,9 +47,9 @@ def sparse_attention(
     length = op.dim(query, 1)
     held = op.Reshape(op.cast(lengths, _INT64), [-1, 1])
     first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), length)
-    steps = op.Unsqueeze(op.Range(0, op.Squeeze(length, [0]), 1), [0])
+    steps = op.Unsqueeze(op.arange(length), [0])
     places = steps + op.Where(first, 0, held - length)  # [batch, length]
-    keys = op.Range(0, op.Squeeze(op.dim(past_key, 2), [0]), 1)
+    keys = op.arange(op.dim(past_key, 2))
     blocks = layouts.shape[1] - 1
     of_queries = op.Gather(op.const(layouts), _block(op, places, sparse_block_size, blocks), axis=1)
     seen = op.Gather(of_queries, _block(op, keys, sparse_block_size, blocks), axis=3)  # [layouts, batch, length, keys]

@@ -98,6 +98,6 @@ def word_conv_embedding(
     y = op.Squeeze(op.Tanh(op.Conv(embedded, filters, bias)), [3])  # [words, embedding, windows]
     length = op.ReduceSum(op.cast(words > 0, _INT64), [1], keepdims=1)
     windows = op.Max(length - op.dim(filters, 2), op.const(0, _INT64)) + 1  # [words, 1]: windows of each word
-    within = op.Range(0, op.Squeeze(op.dim(y, 2), [0]), 1) < windows
+    within = op.arange(op.dim(y, 2)) < windows
     longest = op.ReduceMax(op.Where(op.Unsqueeze(within, [1]), y, -1.0), [2], keepdims=0)
     return op.Where(op.Slice(words, [0], [1], [1]) > 0, longest, 0.0)

@@ -155,7 +155,7 @@ def _points(op: Builder, low: Var, high: Var, count: Var, last: Var) -> Var:
     A single point is in the middle. The last of several is ``high`` without rounding, since one beyond the border would
     be outside of the image.
     """
-    number = op.Range(0, op.Squeeze(count, [0]), 1)
+    number = op.arange(count)
     gaps = op.cast(op.Max(count - 1, [1]), low.dtype)
     steps = op.Unsqueeze(op.cast(number, low.dtype), [0]) * ((high - low) * last / gaps)
     several = op.Where(op.Equal(number, count - 1), high * last, low * last + steps)

@@ -8,7 +8,7 @@ stages have the size [queries, keys]: masks are not expanded, and grouped querie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,8 @@ class _Groups:
 
 def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, right: int = -1) -> Var:
     """Return a boolean mask: query i at position p = i + offset sees the keys p − left … p + right; −1 is no limit."""
-    position = op.Unsqueeze(_positions(op, q), [1]) + offset
-    key = op.Unsqueeze(_positions(op, k), [0])
+    position = op.Unsqueeze(op.arange(op.dim(q, 2)), [1]) + offset
+    key = op.Unsqueeze(op.arange(op.dim(k, 2)), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
     sides += [key >= (position - left if left else position)] if left >= 0 else []
     return _all_of(*sides)
@@ -156,12 +156,8 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
     """Return a boolean mask [batch, 1, 1, keys] that is true for the first ``lengths[batch]`` keys."""
-    key = _positions(op, k)
+    key = op.arange(op.dim(k, 2))
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
-
-
-def _positions(op: Builder, x: Var) -> Var:
-    return op.Range(0, op.Squeeze(op.dim(x, 2), [0]), 1)
 
 
 def _all_of(*conditions: Var) -> Var:
@@ -314,9 +310,13 @@ def rotary_embedding(
     if positions is not None:
         cos, sin = op.Gather(cos, positions), op.Gather(sin, positions)
     split = in_heads(op, x, num_heads) if x.rank == 3 else x
-    axis = 2 if x.rank == 3 else 1  # the axis of heads
-    cos, sin = op.Unsqueeze(cos, [axis]), op.Unsqueeze(sin, [axis])
-    y = rotate(op, split, cos, sin, rotary_embedding_dim, bool(interleaved))
+    return rotate_heads(op, x, split, (cos, sin), rotary_embedding_dim, bool(interleaved))
+
+
+def rotate_heads(op: Builder, x: Var, split: Var, angles: Sequence[Var], size: int, interleaved: bool) -> Var:
+    """Rotate ``split``, which is ``x`` split into heads, by angles (cosine, sine) [batch, length, columns]."""
+    cos, sin = (op.Unsqueeze(angle, [2 if x.rank == 3 else 1]) for angle in angles)
+    y = rotate(op, split, cos, sin, size, interleaved)
     return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
 
 

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from gradgraph.files.model_metadata import learned_ranges
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import subgraphs
-from gradgraph.graph.marks import QUANTISED, is_marked_constant, mark_detached
+from gradgraph.graph.marks import QUANTISED, is_marked_constant
 from gradgraph.graph.nodes import made_by, source_of
 from gradgraph.graph.quantisers import INTEGER_RANGES
 from gradgraph.graph.shapes import constant_of
@@ -76,7 +76,7 @@ def write_fake_quantization(model: ir.Model, trained: Collection[str] | None = N
         assert number is not None and scale is not None
         if straight:
             weighed = limits if node.inputs[1] in learned else None
-            scale = _with_weighed_slope(editor.op, scale, number, weighed) if weighed else _detached(editor.op, scale)
+            scale = _with_weighed_slope(editor.op, scale, number, weighed) if weighed else editor.op.detached(scale)
         editor.replace(node, _arithmetic(editor.op, number, scale, zero, limits, straight, **_blocks(node)))
         changed = True
     return changed
@@ -130,8 +130,8 @@ def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
     if not of_weight:
         count = count / op.cast(op.Squeeze(op.dim(x, 0)), scale.dtype)
-    kept = _detached(op, scale)
-    return kept + (scale - kept) * _detached(op, 1.0 / (op.Sqrt(count * float(limits[1])) * kept * kept))
+    kept = op.detached(scale)
+    return kept + (scale - kept) * op.detached(1.0 / (op.Sqrt(count * float(limits[1])) * kept * kept))
 
 
 def _undoes(node: ir.Node, before: ir.Node) -> bool:
@@ -172,21 +172,13 @@ def _arithmetic(
     part = x / step
     whole = op.Round(part)
     if straight:  # the difference of a number and its rounding is representable, so this is exact
-        whole = part + _detached(op, whole - part)
+        whole = part + op.detached(whole - part)
     if limits is None:
         return whole * step
     if zero is None:
         return op.Clip(whole, *map(float, limits)) * step
     z = _broadcastable(op, op.cast(zero, x.dtype), x, axis, block)
     return (op.Clip(whole + z, *map(float, limits)) - z) * step
-
-
-def _detached(op: Builder, value: Var) -> Var:
-    kept = op.Identity(value)
-    node = kept.value.producer()
-    assert node is not None
-    mark_detached(node)
-    return kept
 
 
 def _broadcastable(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
