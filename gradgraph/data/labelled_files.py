@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import TensorSpec, check_some
 from gradgraph.data.tables import is_table_file, read_table, written_in
 from gradgraph.errors import DataError, listed, row_at, shown, suggestion
+from gradgraph.files.untrusted.regular import readable
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def files_below(folder: Path, kind: FileKind) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    with _readable(folder):
+    with readable(folder, "path"):
         found = [
             Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names if kind.names(name)
         ]
@@ -134,7 +134,7 @@ def labelled_folder(path: Path, kind: FileKind) -> LabelledFiles:
         DataError: the folder cannot be read, or it or one of its subfolders contains no files of this kind.
     """
     where = f"'{shown(path)}'"
-    with _readable(path):
+    with readable(path, "path"):
         classes = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     found = {name: files_below(path / name, kind) for name in classes or [""]}
     if empty := [name for name, files in found.items() if not files]:
@@ -152,15 +152,6 @@ def is_folder_of(path: Path, kind: FileKind) -> bool:
         return any(kind.names(p.name) for folder in folders for p in folder.iterdir())
     except OSError:  # such as a name that is too long; reading the path raises the error
         return False
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Run a block that lists a folder; convert its errors to a DataError."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
 
 
 # --- tables -------------------------------------------------------------------------------------------------------

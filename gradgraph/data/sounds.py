@@ -21,7 +21,7 @@ from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs, TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.data.shuffling import generator
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.files.untrusted.regular import UnreadableError
+from gradgraph.files.untrusted.regular import readable
 from gradgraph.files.untrusted.wav_files import FLOAT, WavFile, wav_file
 
 SOUNDS = FileKind("sound", (".wav", ".wave"))
@@ -150,7 +150,7 @@ class Sounds(Loadable):
         assert form.rate is not None and form.length is not None
         rng = generator(seed, i)
         opened = opened_sound(self.files[i])
-        try:
+        with readable(self.files[i]):
             if opened.rate == form.rate:
                 first = _place(opened.frames - form.length, rng)
                 sound = opened.read(max(first, 0), min(form.length, opened.frames)).mean(axis=0)
@@ -158,8 +158,6 @@ class Sounds(Loadable):
                 sound = _resampled(opened, form.rate)
                 first = _place(len(sound) - form.length, rng)
                 sound = sound[max(first, 0) : max(first, 0) + form.length]
-        except (UnreadableError, OSError) as error:
-            raise _unreadable(self.files[i], error) from None
         made = np.zeros(form.length, np.float32)
         made[max(-first, 0) : max(-first, 0) + len(sound)] = sound
         if self.augment is None or rng is None:
@@ -174,10 +172,8 @@ def read_sound(path: Path, rate: int) -> Array:
         DataError: the file cannot be read, or SciPy, which resamples it, is missing.
     """
     opened = opened_sound(path)
-    try:
+    with readable(path):
         return opened.read().mean(axis=0) if opened.rate == rate else _resampled(opened, rate)
-    except (UnreadableError, OSError) as error:
-        raise _unreadable(path, error) from None
 
 
 def check_sounds(files: Iterable[Path], rate: int) -> None:
@@ -212,18 +208,11 @@ def _place(rest: int, rng: np.random.Generator | None) -> int:
 
 def opened_sound(path: Path) -> WavFile:
     """Read the header of a WAV file; raise DataError if that is impossible, or it has no samples."""
-    try:
+    with readable(path):
         found = wav_file(path)
-    except (UnreadableError, OSError) as error:
-        raise _unreadable(path, error) from None
     if found.frames == 0:
         raise DataError(f"'{shown(path)}' contains no samples; remove it")
     return found
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    why = error if isinstance(error, UnreadableError) else getattr(error, "strerror", error)
-    return DataError(f"'{shown(path)}' cannot be read ({shown(why)}); check the file")
 
 
 def _resampled(opened: WavFile, rate: int) -> Array:

@@ -17,7 +17,7 @@ from gradgraph.data.images.image_form import Augment, Layout, Order, form_of
 from gradgraph.data.labelled_files import files_below
 from gradgraph.errors import DataError, shown, suggestion
 from gradgraph.files.untrusted.flat_yaml import LARGEST, Value, flat_yaml_of
-from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes, regular_text
+from gradgraph.files.untrusted.regular import UnreadableError, readable, regular_bytes, regular_text
 
 TABLES = ("data.yaml", "dataset.yaml", "data.yml")
 CLASSES = ("classes.txt", "obj.names")
@@ -132,10 +132,8 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
+    with readable(file):
         return regular_text(file, 1 << 26).splitlines()
-    except UnreadableError as error:
-        raise DataError(f"'{shown(file)}' cannot be read ({error}); check the file") from None
 
 
 def _text_of(picture: Path) -> Path:

@@ -14,7 +14,7 @@ from gradgraph.data.arrays.remedies import FORMATS, for_file
 from gradgraph.data.arrays.stored import StoredArray
 from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.array_files import NoArchiveError, archive_errors, array_in, npy_header, opened_npz
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.files.untrusted.regular import UnreadableError, open_regular, readable, reason_of
 
 Arrays = dict[str, np.ndarray[Any, Any] | StoredArray]
 
@@ -44,10 +44,8 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
 
 def check_exists(path: Path) -> None:
     """Raise DataError if there is no file or folder at ``path``."""
-    try:
-        exists = path.exists()
-    except OSError as error:  # a name that is too long
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+    with readable(path, "path"):
+        exists = path.exists()  # fails for a name that is too long
     if not exists:
         raise DataError(f"'{shown(path)}' does not exist; check the path")
 

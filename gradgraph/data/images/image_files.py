@@ -14,7 +14,7 @@ import numpy as np
 
 from gradgraph.data.labelled_files import FileKind
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.files.untrusted.regular import open_regular, readable
 
 IMAGES = FileKind("image", (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"))
 MASKS = FileKind("mask", (".png",))
@@ -84,11 +84,8 @@ def _grey_bits(file: Any) -> int:
 
 
 def _at(path: str | os.PathLike[str], read: Any) -> Any:
-    try:
-        with open_regular(path) as file:
-            return read(file)
-    except (UnreadableError, OSError) as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+    with readable(path), open_regular(path) as file:
+        return read(file)
 
 
 def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:

@@ -34,7 +34,7 @@ from gradgraph.data.shuffling import displaced, generator, permutation
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.array_files import npy_header
 from gradgraph.files.untrusted.documents import json_of
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.files.untrusted.regular import open_regular, readable
 
 _IMAGES = tuple(suffix[1:] for suffix in IMAGES.suffixes)
 READ = ("npy", "cls", "json", *_IMAGES)
@@ -262,13 +262,10 @@ class Shards(Loadable):
     @contextlib.contextmanager
     def _opened(self, shard: int) -> Iterator[BinaryIO]:
         path = self.paths[shard]
-        try:
-            with open_regular(path) as file:
-                if os.fstat(file.fileno()).st_size != self._bytes[shard]:
-                    raise DataError(f"'{shown(path)}' was changed while being read; start again")
-                yield file
-        except (UnreadableError, OSError) as error:
-            raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
+        with readable(path), open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size != self._bytes[shard]:
+                raise DataError(f"'{shown(path)}' was changed while being read; start again")
+            yield file
 
     def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
         """Return the bytes of a sample's member for ``field``, and the member's description for messages."""
@@ -365,14 +362,12 @@ def _paths(given: Any) -> list[Path]:
         raise DataError(f"{described(each)} are not paths of shards; pass paths of .tar files")
     found: list[Path] = []
     for path in map(Path, each):
-        try:
+        with readable(path, "path"):  # fails for a name that is too long
             if path.is_dir():
                 some = sorted(path.glob("*.tar"))
             else:
                 spelt = [path] if path.exists() else map(Path, _ranges(str(path)))
                 some = [p for s in spelt for p in (sorted(s.parent.glob(s.name)) if "*" in s.name else [s])]
-        except OSError as error:  # a name that is too long
-            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
         if not some or not all(p.is_file() for p in some):
             raise DataError(
                 f"'{shown(path)}' is not a tar file, or a folder, glob or range of tar files; check the path"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gradgraph.errors import DataError, shown
-from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
+from gradgraph.files.untrusted.regular import open_regular, readable
 
 BLOCK = 512
 MOST_NAME = 1 << 16  # maximum bytes of a header with a long name
@@ -31,11 +31,8 @@ class Member(NamedTuple):
 
 def members(path: Path) -> Iterator[Member]:
     """Yield the files in a tar file (ustar, GNU or pax; not compressed), in order; raises DataError."""
-    try:
-        with open_regular(path) as file:
-            yield from _members(file, path)
-    except (UnreadableError, OSError) as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the path") from None
+    with readable(path, "path"), open_regular(path) as file:
+        yield from _members(file, path)
 
 
 def name_at(path: Path, offset: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import BinaryIO
 
-from gradgraph.errors import shown
+from gradgraph.errors import DataError, shown
 
 
 class UnreadableError(ValueError):
@@ -76,6 +78,15 @@ def regular_text(path: str | os.PathLike[str], most: int | None = None) -> str:
         return regular_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UnreadableError("it is not UTF-8") from None
+
+
+@contextlib.contextmanager
+def readable(path: str | os.PathLike[str], what: str = "file") -> Iterator[None]:
+    """Run a block that reads ``path``; convert its errors to a DataError, which advises to check ``what``."""
+    try:
+        yield
+    except (UnreadableError, OSError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the {what}") from None
 
 
 def reason_of(error: BaseException) -> str:
