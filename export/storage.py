@@ -21,9 +21,9 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.float16_weights import LEAST, STORED
 from gradgraph.files.mapped import forget_pages
+from gradgraph.files.protos import copied
 from gradgraph.passes.normal.edit import names_of, next_free
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.step.folder import copied
 from gradgraph.step.step import Step
 
 __all__ = ["Float16Storage", "float16_storage"]
@@ -101,7 +101,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
 
 def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
     """Return a copy of ``model`` with initializers of ``work``, preceded by the first ``casts`` nodes of ``work``."""
-    result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
+    result, graph = copied(model, lambda f: f.name != "graph"), copied(model.graph, lambda f: f.name != "initializer")
     del graph.node[:]
     graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))
     graph.node.extend(model.graph.node)

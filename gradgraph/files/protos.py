@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -278,3 +279,17 @@ def types_in(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     """Return the declared types of the values of ``graph`` by name, except values in bodies."""
     types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
     return types | {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+
+
+def copied(message: Any, keeps: Callable[[Any], bool] = lambda field: True) -> Any:
+    """Return a copy of a protobuf message, with the fields for whose descriptor ``keeps`` is true."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if keeps(field):
+            if hasattr(value, "extend"):
+                getattr(copy, field.name).extend(value)
+            elif hasattr(value, "CopyFrom"):
+                getattr(copy, field.name).CopyFrom(value)
+            else:
+                setattr(copy, field.name, value)
+    return copy

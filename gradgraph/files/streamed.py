@@ -16,6 +16,7 @@ from safetensors.numpy import save
 
 from gradgraph.files.external import external_entry, is_external, tensor_pieces
 from gradgraph.files.mapped import pieces
+from gradgraph.files.protos import copied
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.messages import varint
 
@@ -92,17 +93,7 @@ def _stored(
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
     """Return the serialised fields of ``message`` with field numbers below and above ``number``, in order."""
-    parts = type(message)(), type(message)()
-    for field, value in message.ListFields():
-        if field.number != number:
-            part = parts[field.number > number]
-            if hasattr(value, "extend"):
-                getattr(part, field.name).extend(value)
-            elif hasattr(value, "CopyFrom"):
-                getattr(part, field.name).CopyFrom(value)
-            else:
-                setattr(part, field.name, value)
-    before, after = parts
+    before, after = copied(message, lambda f: f.number < number), copied(message, lambda f: f.number > number)
     return before.SerializeToString(), after.SerializeToString()
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import copied, reads
 from gradgraph.graph.prune import needed
-from gradgraph.step.folder import copied
 from gradgraph.step.manifest import LEARNING_RATE, UPDATE
 from gradgraph.step.step import Step
 

@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.protos import copied
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import all_sizes, shape_of_type
-from gradgraph.step.folder import copied
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
@@ -266,7 +266,6 @@ def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
     """Return ``node`` with its outputs in ``fed`` renamed, as these names are inputs of the part."""
     if not any(y in fed for y in node.output):
         return node
-    own = onnx.NodeProto()
-    own.CopyFrom(node)
+    own = copied(node)
     own.output[:] = [f"{y}.own" if y in fed else y for y in node.output]
     return own

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import onnx
 
-from gradgraph.step.folder import copied
+from gradgraph.files.protos import copied
 from gradgraph.step.step import Step
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

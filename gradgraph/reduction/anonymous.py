@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes
-from gradgraph.reduction.strategies import Strategy, Tries, copied
+from gradgraph.files.protos import copied, node_graphs, proto_graphs, proto_nodes
+from gradgraph.reduction.strategies import Strategy, Tries
 from gradgraph.reduction.submodels import Learn
 
 _STEERING = 64  # elements: smaller integer tensors may be sizes or axes, which do not identify a model

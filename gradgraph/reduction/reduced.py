@@ -17,7 +17,7 @@ from gradgraph.arguments import FLAG, FUNCTION, NAMES, NUMBER, PATH, TEXT, check
 from gradgraph.errors import DataError, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
-from gradgraph.files.protos import proto_nodes
+from gradgraph.files.protos import copied, proto_nodes
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.reduction.anonymous import ANONYMOUS, kept_weights
 from gradgraph.reduction.kinds import FAULTS
@@ -136,9 +136,7 @@ def reduce(
 def _message(model: Source) -> onnx.ModelProto:
     """Return a copy of ``model`` as a protobuf message with all weights inside."""
     if isinstance(model, onnx.ModelProto):
-        own = onnx.ModelProto()
-        own.CopyFrom(model)
-        return own
+        return copied(model)
     return to_proto(load_model(model))
 
 

@@ -13,7 +13,7 @@ import onnx
 import onnx.inliner
 from onnx import numpy_helper
 
-from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes, proto_tensors
+from gradgraph.files.protos import copied, node_graphs, proto_graphs, proto_nodes, proto_tensors
 from gradgraph.reduction.submodels import Learn, part
 
 Tries = Generator[onnx.ModelProto, bool, None]
@@ -85,7 +85,7 @@ def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
             small = copied(model)
             place, node = next((i, n) for i, n in enumerate(small.graph.node) if n.output and n.output[0] == name)
             body = next(a.g for a in node.attribute if a.name == branch)
-            inner = [onnx.NodeProto.FromString(n.SerializeToString()) for n in body.node]
+            inner = [*map(copied, body.node)]
             given = dict(zip((o.name for o in body.output), node.output, strict=True))
             for each in inner:
                 each.output[:] = [given.get(y, y) for y in each.output]
@@ -93,7 +93,7 @@ def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
                     reader.input[:] = [given.get(x, x) for x in reader.input]
             nodes = [*small.graph.node[:place], *inner, *small.graph.node[place + 1 :]]
             weights = [*body.initializer]
-            own = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+            own = [*map(copied, nodes)]
             small.graph.initializer.extend(weights)
             del small.graph.node[:]
             small.graph.node.extend(own)
@@ -151,13 +151,6 @@ def smaller_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
 STRATEGIES: tuple[Strategy, ...] = (
     fixed_sizes, fewer_nodes, fewer_outputs, without_functions, without_branches, bypassed, bare, smaller_sizes,
 )  # fmt: skip
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a deep copy of the model."""
-    own = onnx.ModelProto()
-    own.CopyFrom(model)
-    return own
 
 
 def _read_instead(model: onnx.ModelProto, names: Mapping[str, str]) -> None:

@@ -14,7 +14,8 @@ import onnx
 
 from gradgraph.errors import GradgraphError
 from gradgraph.files.models import load_model, to_proto
-from gradgraph.files.protos import proto_graphs, reads, types_in
+from gradgraph.files.protos import copied, proto_graphs, reads, types_in
+from gradgraph.graph.prune import needed
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.verify.feeds import candidates
 from gradgraph.verify.reference import Oracle, in_float64
@@ -88,9 +89,7 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
         infer_shapes(work)
         return to_proto(work)
     except GradgraphError:
-        own = onnx.ModelProto()
-        own.CopyFrom(model)
-        return own
+        return copied(model)
 
 
 def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.ModelProto | None:
@@ -101,8 +100,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
     compute but do not read.
     """
     kept = set(kept)
-    small = onnx.ModelProto()
-    small.CopyFrom(model)
+    small = copied(model)
     nodes = [n for i, n in enumerate(model.graph.node) if i in kept]
     made = {y for n in nodes for y in n.output if y}
     outputs = [o for o in model.graph.output if o.name in made]
@@ -114,7 +112,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
         outputs = [onnx.helper.make_value_info(y, facts.types[y]) for y in ends]
     if not outputs:
         return None
-    nodes = _needed(nodes, {o.name for o in outputs})
+    nodes, _ = needed(nodes, [o.name for o in outputs], lambda node: node.output, reads)
     made = {y for n in nodes for y in n.output if y}
     wanted = set().union(*map(reads, nodes)) - made
     inside = {y for g in proto_graphs(model) for n in g.node for y in n.output} - {
@@ -135,17 +133,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
     described = [v for v in graph.value_info if v.name in made]
     for field, content in (("node", nodes), ("input", inputs), ("initializer", weights), ("output", outputs),
                            ("value_info", described)):  # fmt: skip
-        copied = [type(c).FromString(c.SerializeToString()) for c in content]
+        own = [*map(copied, content)]
         graph.ClearField(field)
-        getattr(graph, field).extend(copied)
+        getattr(graph, field).extend(own)
     return small
-
-
-def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """Return the nodes on which the values ``wanted`` depend, in their original order."""
-    wanted, needed = set(wanted), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            wanted |= reads(node)
-            needed.append(node)
-    return needed[::-1]

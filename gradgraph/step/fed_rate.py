@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import onnx
 from onnx import TensorProto, helper
 
 from gradgraph.errors import BuildError
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import copied, reads
 from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import Step
 
@@ -25,8 +24,7 @@ def with_fed_rate(step: Step, name: str = "") -> Step:
             output it (an older gradgraph wrote the step).
     """
     rate, part = column(name, LEARNING_RATE), step.manifest.parts[name]
-    model = onnx.ModelProto()
-    model.CopyFrom(step.trains[name])
+    model = copied(step.trains[name])
     makers = [node for node in model.graph.node if list(node.output) == [rate]]
     if rate not in part.reports or not makers:
         raise BuildError(

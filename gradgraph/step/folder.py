@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
-from google.protobuf.message import Message  # type: ignore[import-untyped,unused-ignore]
 
 from gradgraph.errors import ModelError, escaped_json, shown
 from gradgraph.files.digest import Digest, digest_of
@@ -26,7 +25,7 @@ from gradgraph.files.external import (
 )
 from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT
 from gradgraph.files.models import structured
-from gradgraph.files.protos import check_proto, proto_tensors
+from gradgraph.files.protos import check_proto, copied, proto_tensors
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.messages import message_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
@@ -117,8 +116,8 @@ def with_external(
         read: returns the bytes of a weight that is already external.
         elsewhere: the relative paths of base files, whose weights are not copied, by their location in ``model``.
     """
-    slim = copied(model, without="graph")
-    slim.graph.CopyFrom(copied(model.graph, without="initializer"))
+    slim = copied(model, lambda field: field.name != "graph")
+    slim.graph.CopyFrom(copied(model.graph, lambda field: field.name != "initializer"))
     for tensor in model.graph.initializer:
         kept = slim.graph.initializer.add()
         entry = external_entry(tensor) if is_external(tensor) else None
@@ -155,21 +154,6 @@ def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str
 def weight_bytes(model: onnx.ModelProto) -> int:
     """Return the size of the weights of ``model`` in bytes, including external weights."""
     return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
-
-
-def copied(message: Any, without: str = "") -> Any:
-    """Return a copy of a protobuf message without the field ``without``, which is never copied."""
-    copy = type(message)()
-    for descriptor, value in message.ListFields():
-        if descriptor.name == without:
-            continue
-        if isinstance(value, Message):
-            getattr(copy, descriptor.name).CopyFrom(value)
-        elif hasattr(value, "extend"):
-            getattr(copy, descriptor.name).extend(value)
-        else:
-            setattr(copy, descriptor.name, value)
-    return copy
 
 
 # --- reading ------------------------------------------------------------------------------------------

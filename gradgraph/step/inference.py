@@ -6,7 +6,7 @@ from labels is dropped if the model has another output. Unused nodes, weights, f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx
 
@@ -63,19 +63,28 @@ def without_loss(
                 "build the step with outputs that do not need it"
             )
 
-    model = onnx.ModelProto(ir_version=eval_model.ir_version)
-    model.opset_import.extend(eval_model.opset_import)
-    model.functions.extend(called(eval_model, nodes))
+    model = partial_model(eval_model, nodes, names)
     model.metadata_props.extend(p for p in eval_model.metadata_props if p.key not in ("gradgraph", TEACHER, NAMES_KEY))
     graph = model.graph
     graph.name, graph.doc_string = source.name or "model", source.doc_string
-    graph.node.extend(nodes)
-    graph.input.extend(v for v in source.input if v.name in names)
     known = {v.name: v for v in source.output}
     graph.output.extend(known[name] for name in outputs)
-    graph.initializer.extend(t for t in source.initializer if t.name in names)
-    graph.value_info.extend(v for v in source.value_info if v.name in names)
     return model
+
+
+def partial_model(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], names: Collection[str]) -> onnx.ModelProto:
+    """Return a model of ``nodes``, without outputs: the functions that they call, and what ``names`` name.
+
+    These are inputs, initializers and types of values; metadata are not copied.
+    """
+    source = model.graph
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=called(model, nodes))
+    part.graph.name = source.name
+    part.graph.node.extend(nodes)
+    part.graph.input.extend(v for v in source.input if v.name in names)
+    part.graph.initializer.extend(t for t in source.initializer if t.name in names)
+    part.graph.value_info.extend(v for v in source.value_info if v.name in names)
+    return part
 
 
 def called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:

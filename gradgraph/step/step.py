@@ -40,7 +40,7 @@ from gradgraph.files.held_files import HeldFile, HeldTensor
 from gradgraph.files.models import check_fits, structured
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import step_of, wrong_kind
-from gradgraph.files.protos import proto_tensors
+from gradgraph.files.protos import copied, proto_tensors
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.step.contract import check_against_graphs, check_halves
@@ -48,7 +48,6 @@ from gradgraph.step.folder import (
     HALVES,
     INIT_FILE,
     MANIFEST_FILE,
-    copied,
     digests_in,
     file_bytes,
     folder_contents,

@@ -13,11 +13,11 @@ from gradgraph.data.record.column_assignment import fitting
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.errors import BuildError, listed, shown
 from gradgraph.files.external import external_entry, is_external
-from gradgraph.files.protos import reads
+from gradgraph.files.protos import copied, reads
 from gradgraph.graph.prune import needed
 from gradgraph.runtime.features.cheapest_cut import cheapest_cut, takes_long
 from gradgraph.runtime.features.static_values import OpenSizes, Row, Shapes, StaticValues, static_values
-from gradgraph.step.inference import called
+from gradgraph.step.inference import partial_model
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
@@ -67,7 +67,7 @@ class Split:
         if not read.isdisjoint((merged - self.kept.keys()) | (fed - inputs)):
             return None
         nodes, names = needed(_nodes_after(lowered, self.kept), outputs, lambda node: node.output, reads)
-        part = _of_nodes(lowered, nodes, names)
+        part = partial_model(lowered, nodes, names)
         del part.graph.input[:]
         part.graph.input.extend(head.graph.input)
         part.graph.output.extend(o for o in lowered.graph.output if o.name in outputs)
@@ -155,7 +155,7 @@ def _read_after(model: onnx.ModelProto, outputs: Sequence[str], kept: Collection
 def _before(model: onnx.ModelProto, kept: Mapping[str, Row]) -> onnx.ModelProto:
     """Return the part of ``model`` that computes the ``kept`` values."""
     nodes, names = needed(model.graph.node, kept, lambda node: node.output, reads)
-    part = _of_nodes(model, nodes, names)
+    part = partial_model(model, nodes, names)
     part.graph.output.extend(_declared(name, (None, *row.dims), row.dtype) for name, row in kept.items())
     return part
 
@@ -175,7 +175,7 @@ def _after(
     """
     results = [o.name for o in model.graph.output] if outputs is None else outputs
     nodes, names = needed(_nodes_after(model, kept), results, lambda node: node.output, reads)
-    part = _of_nodes(model, nodes, names)
+    part = partial_model(model, nodes, names)
     declared = {v.name: v for v in model.graph.input}
     fed = [declared.get(s.name) or _declared(s.name, s.shape, s.dtype) for s in specs]
     fed += [v for v in model.graph.input if v.name not in inputs]
@@ -184,21 +184,6 @@ def _after(
     known = {o.name: o for o in model.graph.output}
     part.graph.output.extend(known[name] for name in results)
     part.metadata_props.extend(model.metadata_props)
-    return part
-
-
-def _of_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], names: Collection[str]) -> onnx.ModelProto:
-    part = onnx.ModelProto(
-        ir_version=model.ir_version,
-        opset_import=model.opset_import,
-        functions=called(model, nodes),
-        producer_name=model.producer_name,
-    )
-    part.graph.name = model.graph.name
-    part.graph.node.extend(nodes)
-    part.graph.input.extend(v for v in model.graph.input if v.name in names)
-    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in names)
-    part.graph.value_info.extend(v for v in model.graph.value_info if v.name in names)
     return part
 
 
@@ -220,9 +205,7 @@ def _digests(model: onnx.ModelProto) -> dict[str, bytes]:
     """Return digests of how each value is computed from inputs and weights, by name."""
     found = {v.name: f"input {v.name}".encode() for v in model.graph.input}
     for tensor in model.graph.initializer:
-        stored = onnx.TensorProto()
-        stored.CopyFrom(tensor)
-        stored.ClearField("name")
+        stored = copied(tensor, lambda field: field.name != "name")
         content = repr(external_entry(tensor)).encode() if is_external(tensor) else stored.SerializeToString()
         found[tensor.name] = hashlib.sha256(content).digest()
     for node in model.graph.node:
