@@ -262,6 +262,8 @@ def _identified(path: Path) -> str:
     size = path.stat().st_size
     if size > LARGEST_DIGESTED:
         return f"`{shown(path)}`, {size:,} bytes"
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"`{shown(path)}`, {size:,} bytes, sha256 {digest}"
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return f"`{shown(path)}`, {size:,} bytes, sha256 {digest.hexdigest()}"
