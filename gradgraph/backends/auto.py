@@ -1,7 +1,5 @@
 """The backend ``auto``: one file for every onnxruntime, with named operators as model-local functions."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend
 
 AUTO = Backend(

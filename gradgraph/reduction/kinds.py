@@ -1,7 +1,5 @@
 """The kinds of faults by name."""
 
-from __future__ import annotations
-
 # by name, in the order in which "auto" checks for them: a model that has one fault cannot be checked for later ones
 FAULTS = {
     "build": "the model's gradients cannot be written",

@@ -4,8 +4,6 @@ Names that differ only by case, separators and a trailing "loss" are recognised 
 equivalent, the value is advice instead of a name.
 """
 
-from __future__ import annotations
-
 LOSSES = {
     "binary_crossentropy": "bce", "binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "bce_with_logits",
     "categorical_crossentropy": "soft_cross_entropy", "categorical_focal_crossentropy": "focal",

@@ -4,8 +4,6 @@ This package implements scikit-learn's estimator interface on top of ``gg.build`
 imports it. Other steps of a pipeline are converted by skl2onnx, which ``pipelines.py`` calls.
 """
 
-from __future__ import annotations
-
 from gradgraph.errors import RuntimeUnavailableError
 
 try:

@@ -5,8 +5,6 @@ the CPU, so a file for this backend runs everywhere. Each switch costs a copy; t
 requires some inputs as constants (a Gemm's second factor, a Conv's bias), but weights are inputs of a step.
 """
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 COREML = Backend(

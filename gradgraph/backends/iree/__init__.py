@@ -3,8 +3,6 @@
 IREE silently runs Scans in reverse as forward ones, and has no depthwise transposed convolution.
 """
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 IREE = Backend(

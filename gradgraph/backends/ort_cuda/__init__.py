@@ -1,7 +1,5 @@
 """The backend ``ort-cuda``: onnxruntime's CUDA provider; operators without a CUDA kernel are replaced by others."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 ORT_CUDA = Backend(

@@ -1,7 +1,5 @@
 """The lowering for onnxruntime's CUDA provider."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Lowering
 from gradgraph.backends.ort_cuda import cuda_forms, cuda_formulas  # noqa: F401  (they fill the table)
 from gradgraph.backends.ort_cuda.cuda_kernels import on_host

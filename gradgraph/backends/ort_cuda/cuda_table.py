@@ -1,7 +1,5 @@
 """The table of forms for onnxruntime's CUDA provider; each file of forms adds its rows."""
 
-from __future__ import annotations
-
 from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import UNPOOLING
 

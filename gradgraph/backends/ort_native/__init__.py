@@ -4,8 +4,6 @@ The kernels are additional forms, and never required. ``native_lowering`` lists 
 and finds the kernels, and ``kernels/kernel.h`` explains how to write one.
 """
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 from gradgraph.backends.ort_cpu import ORT_CPU
 

@@ -1,7 +1,5 @@
 """The lowering with native kernels: the lowering for the CPU provider, with kernels inserted."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gradgraph.backends.backend import Layout, Lowering

@@ -1,7 +1,5 @@
 """The backend ``tinygrad``: tinygrad, which generates kernels at run time."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 TINYGRAD = Backend(

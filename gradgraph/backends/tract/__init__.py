@@ -1,7 +1,5 @@
 """The backend ``tract``: an inference library in Rust."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 TRACT = Backend(

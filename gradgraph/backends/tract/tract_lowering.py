@@ -1,7 +1,5 @@
 """Forms and rewrites for tract."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Lowering
 from gradgraph.backends.capability import lacking
 from gradgraph.backends.forms import Forms

@@ -1,7 +1,5 @@
 """The backend ``web``: onnxruntime's JavaScript packages, which run the same file as every onnxruntime."""
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 WEB = Backend(

@@ -4,8 +4,6 @@ They lack float64 and BatchNormalization in training mode. With onnxruntime-web 
 channels to a multiple of 4 return wrong results.
 """
 
-from __future__ import annotations
-
 from gradgraph.backends.backend import Backend, lowering_in
 
 WEB_GPU = Backend(

@@ -12,8 +12,6 @@ the passes, which are grouped in folders:
 - ``simplifying``: remove redundant nodes; its ``clean.py`` lists the passes that run after differentiation.
 """
 
-from __future__ import annotations
-
 from gradgraph.passes.normal.functions.function_bodies import has_body
 from gradgraph.passes.normal.normal_form import blaming, expand, load_plain, load_runnable, normalise, pass_quantization
 

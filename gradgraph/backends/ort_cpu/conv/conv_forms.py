@@ -13,8 +13,6 @@ relative to PyTorch 2.13, float32, 8 to 64 images. Numbers of windows count one 
 unless stated otherwise.
 """
 
-from __future__ import annotations
-
 from gradgraph.backends.ort_cpu.conv import (
     conv_blocks,
     conv_images,
