@@ -24,6 +24,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.rules import families
+from gradgraph.rules.containers import cotangent_type
 
 assert families  # importing them fills the registry
 
@@ -102,14 +103,9 @@ def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
 
 def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
     """Add an input to ``graph`` for the cotangent or tangent of ``like``, and return it."""
-    value = ir.Value(name=op.fresh(name), type=content_type(like), shape=like.shape)
+    value = ir.Value(name=op.fresh(name), type=cotangent_type(like), shape=like.shape)
     graph.inputs.append(value)
     return op.wrap(value)
-
-
-def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """Return the type of a value's gradient: its own type, or that of an optional's content; None if unknown."""
-    return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 
 def named(
@@ -138,6 +134,6 @@ def named(
             result = op.Identity(result, name=f"{x.name}.{suffix}")
         else:
             result.value.name = op.fresh(f"{x.name}.{suffix}")
-        result.value.type, result.value.shape = content_type(x), x.shape
+        result.value.type, result.value.shape = cotangent_type(x), x.shape
         outputs[result.value] = None
     return list(outputs)

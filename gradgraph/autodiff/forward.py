@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.append import builder_for, content_type, named, new_input
+from gradgraph.autodiff.append import builder_for, named, new_input
 from gradgraph.autodiff.bodies import HAVE_BODIES, Widened, Widener
 from gradgraph.autodiff.path import Path, reads, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
@@ -25,6 +25,7 @@ from gradgraph.graph.prune import needed
 from gradgraph.graph.scoped_names import scoped
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.rules.composites.table import Call, calls
+from gradgraph.rules.containers import cotangent_type
 
 
 def append_jvp(
@@ -200,6 +201,6 @@ class _Forward:
         return backward(op, linear, {dx: op.sum_of(terms) for dx, terms in seeds.items()})
 
     def _stand_in(self, y: ir.Value) -> Var:
-        cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=content_type(y), shape=y.shape)
+        cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=cotangent_type(y), shape=y.shape)
         self._cotangents[cotangent] = y
         return self.op.wrap(cotangent)

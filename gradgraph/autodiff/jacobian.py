@@ -18,7 +18,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.append import builder_for, content_type
+from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.bodies import HAVE_BODIES
 from gradgraph.autodiff.forward import write_tangents
 from gradgraph.autodiff.higher import gradients_of
@@ -32,6 +32,7 @@ from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import Shape, all_sizes, known_sizes
 from gradgraph.passes.normal.functions.inline import copied
 from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.rules.containers import cotangent_type
 
 _WHOLE: Remedies = {
     "remedy": "drop per_sample and extract each sample's block from the whole matrix",
@@ -131,7 +132,7 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
     gradients = backward(op, path, {target: basis.vectors[0]})
     rows = [(gradients.get(x) or op.zeros_like(op.wrap(x))).value for x in path.wrt]
     for x, row in zip(path.wrt, rows, strict=True):
-        row.type = content_type(x)
+        row.type = cotangent_type(x)
     op.finish(work.graph)
     blocks = []
     for x, y in zip(path.wrt, scanned(op, work.graph, basis.slices, rows, basis.count), strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.append import builder_for, content_type
+from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_independent, name_batch
@@ -18,6 +18,7 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.rules.containers import cotangent_type
 
 MIXED: Remedies = {
     "remedy": "take the jacobian of a vector of losses, or pass independent=True if samples do not mix",
@@ -83,7 +84,7 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
             shell="remove it from --wrt",
         )
     row = op.zeros_like(op.wrap(x)) if dx is None else dx
-    row.value.type, row.value.shape = content_type(x), x.shape
+    row.value.type, row.value.shape = cotangent_type(x), x.shape
     return row.value
 
 

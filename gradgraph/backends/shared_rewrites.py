@@ -12,6 +12,7 @@ from gradgraph.backends.facts import copied, is_output_twice, read_slices
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import small_constant
 from gradgraph.passes.normal.edit import Editor, calls_of, names_of, nodes_of
+from gradgraph.passes.normal.spelling.precision import retype_attributes
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -166,16 +167,6 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
     if first == 1.0 and 0.0 < beta < 1.0:
         half = editor.op.Tanh(Var(editor.op, exponent) * (-math.log(beta) / 2))
         editor.replace(node, half * 2.0 / (half + 1.0))
-
-
-def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
-    """Change the type ``old`` to float32 in tensor attributes of ``node``, and in the attributes ``names``."""
-    for name, attribute in list(node.attributes.items()):
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == old:
-            tensor = attribute.as_tensor()
-            node.attributes[name] = ir.AttrTensor(name, ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name))
-        elif name in names and attribute.type == ir.AttributeType.INT and attribute.as_int() == old:
-            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
 
 
 # --- outputs --------------------------------------------------------------------------------------------------

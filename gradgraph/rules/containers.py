@@ -24,6 +24,7 @@ def is_optional(x: Var) -> bool:
 
 
 def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
+    """Return the type of a value's gradient: its own type, or that of an optional's content; None if unknown."""
     return x.type.elem_type if isinstance(x.type, ir.OptionalType) else x.type
 
 

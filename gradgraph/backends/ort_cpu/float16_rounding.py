@@ -15,11 +15,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import is_tensor
-from gradgraph.backends.shared_rewrites import retype_attributes
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.checks import has_bodies
 from gradgraph.passes.autocast import METADATA_KEY, MOVES
 from gradgraph.passes.normal.edit import graph_of, graphs_of, names_of, replace_value
+from gradgraph.passes.normal.spelling.precision import retype_attributes
 from gradgraph.rules.registry import key_of
 
 NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT

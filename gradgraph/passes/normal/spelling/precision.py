@@ -41,7 +41,11 @@ def compute_in_float32(model: ir.Model) -> bool:
     written = [i for i, v in enumerate(model.graph.outputs) if v in computed]
     for value in computed:
         value.type = _widened(value.type)
-    changed = [bool(computed), _widen_constants(model), *map(_widen_attributes, nodes_of(model))]
+    changed = [
+        bool(computed),
+        _widen_constants(model),
+        *(retype_attributes(node, NARROW, *_NAMES_A_TYPE) for node in nodes_of(model)),
+    ]
     changed += [_read_through_cast(model, op, value) for value in stored]
     for place in written:
         _write_through_cast(model.graph, op, place)
@@ -85,23 +89,24 @@ def _wide_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.Tensor(tensor.numpy().astype(WIDE.numpy()), name=tensor.name)
 
 
+def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> bool:
+    """Change the type ``old`` to float32 in tensor attributes of ``node``, and in the attributes ``names``."""
+    new: dict[str, ir.Attr] = {}
+    for name, attr in node.attributes.items():
+        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == old:
+            new[name] = ir.AttrTensor(name, _wide_tensor(attr.as_tensor()))
+        elif name in names and attr.type == ir.AttributeType.INT and attr.as_int() == old:
+            new[name] = ir.AttrInt64(name, int(WIDE))
+    node.attributes.update(new)
+    return bool(new)
+
+
 def _widen_constants(model: ir.Model) -> bool:
     constants = [v for v in model.graph.initializers.values() if is_marked_constant(v) and _is_narrow(v)]
     for value in constants:
         assert value.const_value is not None
         value.const_value, value.type = _wide_tensor(value.const_value), ir.TensorType(WIDE)
     return bool(constants)
-
-
-def _widen_attributes(node: ir.Node) -> bool:
-    new: dict[str, ir.Attr] = {}
-    for name, attr in node.attributes.items():
-        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == NARROW:
-            new[name] = ir.AttrTensor(name, _wide_tensor(attr.as_tensor()))
-        elif name in _NAMES_A_TYPE and attr.type == ir.AttributeType.INT and attr.as_int() == NARROW:
-            new[name] = ir.AttrInt64(name, int(WIDE))
-    node.attributes.update(new)
-    return bool(new)
 
 
 def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
