@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradgraph.data.arrays.batch import Array
-from gradgraph.data.preprocess.frames import text_of
+from gradgraph.data.preprocess.frames import is_text, text_of
 from gradgraph.data.record.classes import (
     Classes,
     check_whole,
@@ -17,7 +17,6 @@ from gradgraph.data.record.classes import (
     takes_labels,
     warn_of_missing,
 )
-from gradgraph.data.record.data_names import is_text
 from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 

@@ -166,7 +166,7 @@ def _objects(values: Any) -> Array:
 
 
 def is_text(value: Any) -> bool:
-    """Whether ``value`` is a string that UTF-8 can encode."""
+    """Whether ``value`` is a string that UTF-8 can encode, without unpaired surrogates, as file names may have."""
     try:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gradgraph.data.augment.augmentation import INTERPOLATIONS
 from gradgraph.data.preprocess.computed import Preprocessing
+from gradgraph.data.preprocess.frames import is_text
 from gradgraph.errors import ArgumentError, ModelError, escaped_json, shown
 from gradgraph.files.untrusted.documents import json_of
 
@@ -29,15 +30,6 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ArgumentError(f"{name} should be a dict with names as keys")
     return value
-
-
-def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode ``name``; it cannot encode unpaired surrogates, which file names may contain."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _names(what: str, names: Any) -> tuple[str, ...]:
@@ -80,15 +72,11 @@ _IMAGES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_column(value: Any) -> bool:
-    return isinstance(value, str) and is_text(value)
-
-
 _TEXTS: dict[str, Callable[[Any], bool]] = {
-    "text": _is_column,
-    "pair": _is_column,
-    "choices": lambda value: isinstance(value, list | tuple) and bool(value) and all(map(_is_column, value)),
-    "words": _is_column,
+    "text": is_text,
+    "pair": is_text,
+    "choices": lambda value: isinstance(value, list | tuple) and bool(value) and all(map(is_text, value)),
+    "words": is_text,
     "length": _is_side,
     "tokenizer": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
 }
@@ -159,22 +147,13 @@ class DataNames:
         return bool(self.columns or self.classes or self.images or self.texts or self.sounds or self.preprocess)
 
     def updated(self, other: DataNames) -> DataNames:
-        """Return these names, updated with those of ``other``."""
-        return DataNames(
-            {**self.columns, **other.columns},
-            {**self.classes, **other.classes},
-            {**self.images, **other.images},
-            tuple(dict.fromkeys([*self.softmax, *other.softmax])),
-            {**self.texts, **other.texts},
-            {**self.sounds, **other.sounds},
-            other.preprocess or self.preprocess,
-            tuple(dict.fromkeys([*self.sigmoid, *other.sigmoid])),
-            tuple(dict.fromkeys([*filter(self._keeps_in(other), self.numbered), *other.numbered])),
-        )
-
-    def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
-        """Return a predicate for target names: whether ``other`` leaves the classes of the target unchanged."""
-        return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
+        """Return these names, updated with those of ``other``; a target whose classes change is not ``numbered``."""
+        names = ("columns", "classes", *_READ)
+        new: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in names}
+        numbered = [target for target in self.numbered if new["classes"].get(target) == self.classes.get(target)]
+        for name, own in (("softmax", self.softmax), ("sigmoid", self.sigmoid), ("numbered", numbered)):
+            new[name] = tuple(dict.fromkeys([*own, *getattr(other, name)]))
+        return DataNames(**new, preprocess=other.preprocess or self.preprocess)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
         """Return the names that still apply to a new step of the model with other inputs, head or loss.
