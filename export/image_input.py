@@ -102,7 +102,7 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
     across = op.Transpose(_weights(op, sides[1], new[1], kind), perm=[1, 0])
     down = _weights(op, sides[0], new[0], kind)
     if kind is _bilinear:
-        x = _down(op, down, _across(op, x, across))
+        x = _product(op, down, _product(op, x, across))
     else:
         x = _in_order_of_pillow(op, x, across, down, sides, new)
     if form.shorter is not None:
@@ -178,24 +178,16 @@ def _in_order_of_pillow(
     """
     height, width = (op.cast(old, INT64) - new for old, new in zip(before, after, strict=True))
     is_tall = op.And(op.Greater(height, 0), op.Greater(height, width * 2))
-    then = op.graph([], lambda: [_across(op, _down(op, down, x), across)], "columns_first")
-    otherwise = op.graph([], lambda: [_down(op, down, _across(op, x, across))], "rows_first")
+    then = op.graph([], lambda: [_product(op, _product(op, down, x), across)], "columns_first")
+    otherwise = op.graph([], lambda: [_product(op, down, _product(op, x, across))], "rows_first")
     resized = op.If(is_tall, then_branch=then, else_branch=otherwise)
     resized.value.type = x.value.type
     return resized
 
 
-def _across(op: Builder, x: Var, weights: Var) -> Var:
-    return _rounded(op, op.MatMul(x, weights))
-
-
-def _down(op: Builder, weights: Var, x: Var) -> Var:
-    return _rounded(op, op.MatMul(weights, x))
-
-
-def _rounded(op: Builder, x: Var) -> Var:
-    """Return ``x`` rounded to whole numbers and clipped to [0, 255], as Pillow does after each direction."""
-    return op.Clip(op.Floor(x + 0.5), 0.0, BYTE)
+def _product(op: Builder, a: Var, b: Var) -> Var:
+    """Return ``a · b``, rounded to whole numbers and clipped to [0, 255], as Pillow does after each direction."""
+    return op.Clip(op.Floor(op.MatMul(a, b) + 0.5), 0.0, BYTE)
 
 
 def _normalised(op: Builder, x: Var, form: ImageForm, dtype: ir.DataType) -> Var:

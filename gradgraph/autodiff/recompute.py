@@ -43,18 +43,9 @@ _WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # ou
 # Updates of a weight. The last output is the next weight, or else the next moment: an update that the next segment
 # waits for would not overwrite its weight, since other weights are read later (see ``runtime/execution/inplace.py``).
 _UPDATES = frozenset({"Add", "Sub", "AdamUpdate", "MomentumUpdate"})
-_FUSED = frozenset(  # operators, besides elementwise ones, that runtimes fuse with a node before them
-    {
-        "BatchNormalization",
-        "Gelu",
-        "LayerNormalization",
-        "ReduceMean",
-        "ReduceSum",
-        "RMSNormalization",
-        "Softmax",
-        "Sum",
-    }
-)
+# operators, besides elementwise ones, that runtimes fuse with a node before them
+_FUSED = frozenset({"BatchNormalization", "Gelu", "LayerNormalization", "ReduceMean", "ReduceSum", "RMSNormalization",
+                    "Softmax", "Sum"})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.regions import region_of_several
 from gradgraph.runtime.execution.session import create_session
-from gradgraph.runtime.execution.state import aligned_empty
+from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.runtime.execution.walk import most_alive
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.execution.state import State
     from gradgraph.runtime.execution.step_session import StepSession
 
 Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # sends the second item of each, receives the third

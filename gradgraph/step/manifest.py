@@ -327,15 +327,7 @@ class Manifest(StepSpec):
         return self.steps[step]
 
 
-_IF_ANY = (
-    "averages",
-    "measures",
-    "precision",
-    "reports",
-    "steps",
-    "separate",
-    "data",
-)  # written only if set
+_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate", "data")  # written only if set
 _OF_A_STEP = tuple(f.name for f in dataclasses.fields(StepSpec))
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "reads", "writes", "trainable",
               "frozen")  # fmt: skip

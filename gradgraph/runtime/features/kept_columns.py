@@ -25,7 +25,8 @@ def checked_batches(
 
     With ``fills``, the last batch is padded with copies of its last sample.
     """
-    order = replace(in_one_process(source.order), shuffle=False, drop_last=False, fills=True, augments=False)
+    whole = replace(source.order, batch_size=source.order.size, rank=0, ranks=1)  # of this process
+    order = replace(whole, shuffle=False, drop_last=False, fills=True, augments=False)
     rows = source.rows or 0
     size = min(order.batch_size, rows)
     with session.data.checker.any_may_be_ignored():
@@ -36,11 +37,6 @@ def checked_batches(
             except DataError as error:
                 raise error.at(f"batch {i}") from None
             yield filled(checked, size) if fills else (checked, len(next(iter(checked.values()))))
-
-
-def in_one_process(order: Order) -> Order:
-    """Return the order of all samples, in batches of the size of this process."""
-    return replace(order, batch_size=order.size, rank=0, ranks=1)
 
 
 @dataclass(frozen=True)

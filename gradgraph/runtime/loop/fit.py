@@ -81,17 +81,8 @@ class FitOptions:
             check_suffix(self.checkpoint, ".ckpt", ".safetensors")
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time is {described(self.max_time)}; it should be a positive number of seconds")
-        names = (
-            "epochs",
-            "max_steps",
-            "patience",
-            "limit",
-            "checkpoint_every",
-            "accumulate",
-            "log_every",
-            "eval_every",
-        )
-        check_counts(**{name: getattr(self, name) for name in names})
+        counts = "epochs max_steps patience limit checkpoint_every accumulate log_every eval_every"
+        check_counts(**{name: getattr(self, name) for name in counts.split()})
         if self.patience is None and self.monitor != Monitor():
             raise DataError(
                 "monitor, mode and min_delta have no effect without patience (early stopping)",
@@ -146,11 +137,7 @@ class Fit:
         self._best = Best(session, self._saves, options.patience, options.monitor)
         self._logs = Logs(options.log, options.log_every, self.progress, session.manifest, session.scaling)
         if validation is None and options.eval_every is not None:
-            raise DataError(
-                "eval_every needs validation data",
-                remedy="pass validation",
-                shell="add --validation",
-            )
+            raise DataError("eval_every needs validation data", remedy="pass validation", shell="add --validation")
         self._check_monitor()
         self._stopped = self._stepped = self._warned = False
         self._signal: int | None = None  # received by any rank

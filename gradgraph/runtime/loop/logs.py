@@ -90,11 +90,11 @@ class Lines:
         last = step if row is None else row
         kept = self._kept(lambda event, s: 0 < s <= (last if event in _OF_ROWS else step))
         write_atomically(self.path, kept.encode())
-        self._open()
+        self.go_on()
 
     def go_on(self) -> None:
-        """Reopen a closed log for appending."""
-        self._open()
+        """Open the log for appending, as it is."""
+        self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def write(self, record: Record) -> None:
         self._file.write(self._line(record))
@@ -103,9 +103,6 @@ class Lines:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def _open(self) -> None:
-        self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def _old(self) -> str:
         with contextlib.suppress(ValueError):
@@ -167,7 +164,7 @@ class Csv(Lines):
             try:
                 write_atomically(self.path, self._table(rows).encode())
             finally:
-                self._open()
+                self.go_on()
         super().write(record)
 
     def _rows(self) -> tuple[list[str], list[dict[str, str]]]:

@@ -85,17 +85,8 @@ class Progress:
         return range(first, (self.fit_epoch if resume else first) + epochs)
 
 
-_IF_ANY = (
-    "totals",
-    "counts",
-    "weights",
-    "turns",
-    "place",
-    "names",
-    "eval_every",
-    "rowed",
-    "kernels",
-)  # omitted if empty
+# omitted if empty
+_IF_ANY = ("totals", "counts", "weights", "turns", "place", "names", "eval_every", "rowed", "kernels")
 
 
 @dataclass(frozen=True)
@@ -155,19 +146,8 @@ def from_text(text: str) -> Record:
 
 
 def _check(p: Progress) -> None:
-    for name in (
-        "steps",
-        "epoch",
-        "batch",
-        "fit_epoch",
-        "fit_step",
-        "weight",
-        "stale",
-        "turns",
-        "place",
-        "eval_every",
-        "rowed",
-    ):
+    for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale", "turns", "place", "eval_every",
+                 "rowed"):  # fmt: skip
         _whole(name, getattr(p, name))
     p.counts, p.weights = _each("counts", p.counts, _whole), _each("weights", p.weights, _whole)
     _whole("seed", p.seed, -(1 << 63), (1 << 63) - 1)

@@ -51,19 +51,8 @@ _LARGEST = 1 << 20  # maximum elements of a tensor to read; larger ones are neit
 _LARGEST_MASK = 1 << 24  # maximum elements of a mask to read
 _NEGLIGIBLE = -100.0  # maximum of the negative number in an additive mask, such as Swin's
 _BINS = 4  # minimum number of bins
-_SAME_SIZE = (
-    "Abs",
-    "Cast",
-    "Concat",
-    "Expand",
-    "Identity",
-    "Neg",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)
+_SAME_SIZE = ("Abs", "Cast", "Concat", "Expand", "Identity", "Neg", "Reshape", "Slice", "Squeeze", "Transpose",
+              "Unsqueeze")  # fmt: skip
 _FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
     **{name: FOLDS[name] for name in (*_SAME_SIZE, "Add", "Gather", "Mul", "Sub")},
     "Div": np.divide,
