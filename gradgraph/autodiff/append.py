@@ -9,16 +9,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import write_orders
 from gradgraph.autodiff.recomputation import Recompute, bytes_of
 from gradgraph.autodiff.recompute import Written, written_backward
-from gradgraph.autodiff.select import (
-    UNUSED,
-    Names,
-    check_scalar,
-    find_path,
-    float_outputs,
-    seed_of,
-    select,
-    target_of,
-)
+from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, seed_of, select, target_of
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.edit import names_of

@@ -19,15 +19,7 @@ from gradgraph.building.objective_results import Measure, Written, renamed
 from gradgraph.building.outputs import make_outputs, output_of, value_names
 from gradgraph.building.same_sizes import named_sizes
 from gradgraph.building.step_options import StepOptions
-from gradgraph.building.terms import (
-    OWN,
-    Term,
-    chosen_loss,
-    factor_input,
-    factors_of,
-    terms_of,
-    weighed,
-)
+from gradgraph.building.terms import OWN, Term, chosen_loss, factor_input, factors_of, terms_of, weighed
 from gradgraph.data.record.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import BuildError, Finding, shown

@@ -7,15 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import (
-    Shape,
-    as_dims,
-    broadcast,
-    is_elementwise,
-    operands,
-    record_shape,
-    recorded_shape,
-)
+from gradgraph.graph.shapes import Shape, as_dims, broadcast, is_elementwise, operands, record_shape, recorded_shape
 from gradgraph.graph.size_rules import Rules
 
 _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and need not be repeated

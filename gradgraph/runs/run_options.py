@@ -7,11 +7,7 @@ from dataclasses import KW_ONLY, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from gradgraph.arguments import (
-    PATH,
-    as_names,
-    meant,
-)
+from gradgraph.arguments import PATH, as_names, meant
 from gradgraph.building.option import KINDS, check_options, documented, option, option_of, options, spelled, spellings
 from gradgraph.building.step_options import BuildOptions
 from gradgraph.errors import ArgumentError, CheckpointError, OutputError, shown

@@ -8,19 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from gradgraph.arguments import (
-    FINITE,
-    FLAG,
-    FUNCTION,
-    NAMES,
-    NUMBER,
-    PATH,
-    TEXT,
-    WHOLE,
-    Kind,
-    checked,
-    instance,
-)
+from gradgraph.arguments import FINITE, FLAG, FUNCTION, NAMES, NUMBER, PATH, TEXT, WHOLE, Kind, checked, instance
 from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.data.arrays.batch import Array, Batch
 from gradgraph.data.arrays.remedies import check_counts

@@ -15,16 +15,7 @@ import numpy as np
 
 from gradgraph.arguments import WHOLE, described
 from gradgraph.data.annotations import reading
-from gradgraph.data.arrays.batch import (
-    Array,
-    Batch,
-    BatchChecker,
-    Known,
-    as_column,
-    check_range,
-    check_uncut,
-    to_array,
-)
+from gradgraph.data.arrays.batch import Array, Batch, BatchChecker, Known, as_column, check_range, check_uncut, to_array
 from gradgraph.data.arrays.numpy_files import load_arrays
 from gradgraph.data.arrays.remedies import check_counts, for_batch
 from gradgraph.data.arrays.rows import Rows, Table

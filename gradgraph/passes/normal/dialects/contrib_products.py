@@ -10,14 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.passes.normal.dialects.contrib import (
-    fast_gelu,
-    fused,
-    mat_mul_n_bits,
-    reads_output,
-    refuse,
-    unpacked,
-)
+from gradgraph.passes.normal.dialects.contrib import fast_gelu, fused, mat_mul_n_bits, reads_output, refuse, unpacked
 from gradgraph.passes.normal.opsets.downgrade import rms_normalization
 
 _FLOAT, _INT32, _INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
