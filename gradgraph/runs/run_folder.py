@@ -104,9 +104,8 @@ class RunFolder:
                 f"the folder '{shown(self.path)}' contains no run to resume, as it has no {RECIPE}; pass the folder of "
                 "a run, or an empty folder, to --run"
             )
-        if (
-            not self.resume and not (self.path / LAST).exists()
-        ):  # an existing checkpoint is checked elsewhere, with a better message
+        # an existing checkpoint is checked elsewhere, with a better message
+        if not self.resume and not (self.path / LAST).exists():
             raise OutputError.of_options(
                 f"the folder '{shown(self.path)}' is not empty; pass another folder to --run, or add --force to "
                 "overwrite its contents"

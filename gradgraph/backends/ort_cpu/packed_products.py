@@ -205,9 +205,8 @@ class Writer:
         weight, axis = product.weight, 0 if product.turned else -2
         more = self._counts[weight.numbers, product.turned]
         self._counts[weight.numbers, product.turned] += 1
-        height = max(
-            2, STRIP // weight.columns // 2 * 2
-        )  # even, so that with 4 bits the next strip starts at a whole byte
+        # even, so that with 4 bits the next strip starts at a whole byte
+        height = max(2, STRIP // weight.columns // 2 * 2)
         self.op.scope = weight.made.name or ""
         made = [
             self._float_rows(weight, begin, min(height, weight.rows - begin), axis, more)

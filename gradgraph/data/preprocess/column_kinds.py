@@ -276,9 +276,8 @@ class Text(ColumnKind):
         lower.value.type = type_of(object)
         words = _words_of(op, lower)
         bucket = op.Mod(op.Abs(op.Cast(word_hashes(op, words), to=int64())), self.buckets)
-        bucket = op.Where(
-            op.Equal(words, text_constant(op, "")), self.buckets, bucket
-        )  # padding of rows with fewer words
+        is_padding = op.Equal(words, text_constant(op, ""))  # of rows with fewer words
+        bucket = op.Where(is_padding, self.buckets, bucket)
         rows = op.Shape(x)
         empty = op.full(op.Concat(rows, np.array([self.buckets + 1]), axis=0), 0.0, float32())
         ones = op.full(op.Shape(bucket), 1.0, float32())

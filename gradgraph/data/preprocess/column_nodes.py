@@ -126,9 +126,8 @@ def _written(
         if (node := whole[name].producer()) is not None:
             node.name = ends[name]  # cut_off finds the node by this name
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
-    op.constants = [
-        value for value in op.constants if value.uses()
-    ]  # constants that were folded into other constants have no uses
+    # constants that were folded into other constants have no uses
+    op.constants = [value for value in op.constants if value.uses()]
     op.finish(graph, before)
     return whole
 

@@ -318,9 +318,8 @@ def _label(content: bytes, field: Field, where: str) -> Any:
 
 def _array(content: bytes) -> Array:
     """Return the array in the bytes of a ``.npy``; pickles are never loaded."""
-    size = (
-        int.from_bytes(content[8:10], "little") + 10
-    )  # end of a header of version 1; others are parsed from all bytes
+    # the end of a header of version 1; others are parsed from all bytes
+    size = int.from_bytes(content[8:10], "little") + 10
     head = content[:size] if content[6:7] == b"\1" else content
     shape, is_fortran, dtype, start = (_header if len(head) < 1000 else _header.__wrapped__)(head)
     if dtype.hasobject:

@@ -25,9 +25,8 @@ from gradgraph.data.tables import columns_of, is_table_file, read_table
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.array_files import array_in, npy_header, opened_npz
 
-Opened = tuple[
-    tuple[int, ...], Callable[[int], Array]
-]  # the shape of an array, and a function that reads its next rows
+# the shape of an array, and a function that reads its next rows
+Opened = tuple[tuple[int, ...], Callable[[int], Array]]
 
 
 def in_order(

@@ -264,9 +264,8 @@ class Columns(Indexed):
 
 TRACED = 64  # number of rows in a fingerprint
 LABEL_ROWS = 1 << 16  # rows loaded at once to check the range of stored labels
-PREFETCH_BYTES = (
-    4 << 20
-)  # for smaller batches, prefetching is slower: a thread switch takes as long as gathering 1-2 MB
+# for smaller batches, prefetching is slower: a thread switch takes as long as gathering 1-2 MB
+PREFETCH_BYTES = 4 << 20
 
 
 class Samples(Indexed):

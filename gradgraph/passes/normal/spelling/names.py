@@ -76,10 +76,7 @@ def _drop_absent(node: ir.Node) -> None:
         count -= 1
     if count < len(node.outputs):
         node.resize_outputs(count)
-    count, least = (
-        len(node.inputs),
-        2 if node.op_type == "Loop" else 0,
-    )  # a Loop keeps its first two inputs
+    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop keeps its first two inputs
     while count > least and node.inputs[count - 1] is None:
         count -= 1
     if count < len(node.inputs):
