@@ -12,7 +12,7 @@ import onnx
 from gradgraph.data.arrays.batch import Array
 from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, point_at
-from gradgraph.step.folder import copied
+from gradgraph.files.protos import copied
 from gradgraph.step.step import Step
 
 
