@@ -14,7 +14,7 @@ from gradgraph.errors import BuildError, DataError, counted, shown
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.stored_once import find_merged
 from gradgraph.surgery.linear_layers import INTEGER, REWRITES
-from gradgraph.surgery.operation import layers_log, numbers_of, set_numbers
+from gradgraph.surgery.operation import add_weight, layers_log, numbers_of, set_numbers
 from gradgraph.surgery.pretrained_evidence import check_evidence
 from gradgraph.surgery.pretrained_files import Pretrained
 from gradgraph.surgery.pretrained_matches import Match, is_integer
@@ -60,6 +60,8 @@ def take_pretrained(
         DataError: nothing fits, weights or tensors remain, a shape differs, or a number does not fit the stored type.
     """
     untie_all(work, source)
+    if exported is not None:
+        _restore_zero_biases(work, exported)
     plan = Plan(work, source, epsilon)
     check_evidence(plan, None if exported is None else Plan(work, exported, epsilon), strict)
     _check_all(plan, strict)
@@ -80,6 +82,28 @@ def untie_all(work: ir.Model, source: Pretrained) -> None:
         names = TensorNames(source.tensors, [name for place in places_of(work) for name in place.names])
         for value in merged:
             untie(work, value, lambda module: bool(names.module_called(module)))
+
+
+def _restore_zero_biases(work: ir.Model, exported: Pretrained) -> None:
+    """Give layers the biases that are zeros in the weights of the export, which PyTorch's exporter removes."""
+    names: TensorNames | None = None
+    added: dict[str, ir.Value] = {}
+    places = places_of(work)
+    for place in places:
+        layer = place.layer
+        if layer is None or layer.kind not in ("Conv", "Gemm") or layer.bias is not None or layer.added is not None:
+            continue
+        names = names or TensorNames(exported.tensors, [name for one in places for name in one.names])
+        name = f"{place.module}.bias"
+        key = names.find(name)
+        zeros = np.zeros(layer.sizes[1], (place.value.dtype or ir.DataType.FLOAT).numpy())
+        if key is None or exported.tensors[key].shape != zeros.shape or np.any(exported.tensors[key]):
+            continue
+        if layer.node.attributes.get_float("beta", 1.0) == 1 and not is_integer(place):
+            value = added.get(name) or add_weight(work, name, zeros)
+            added[name] = value
+            layer.node.resize_inputs(3)
+            layer.node.replace_input_with(2, value)
 
 
 def report(plan: Plan) -> str:

@@ -61,7 +61,9 @@ def untie(work: ir.Model, value: ir.Value, is_one: Callable[[str], bool] = lambd
     copies, name, tensor = dict[str, str](), value.name or "", value.const_value
     modules = {m: uses for m, uses in modules_of(value).items() if is_one(scope_of(behind_moves(*uses[0])[0]))}
     assert tensor is not None
-    owner = next((m for m, uses in modules.items() if _is_of(name, m, uses)), next(iter(modules), ""))
+    owners = [m for m, uses in modules.items() if _is_of(name, m, uses)]
+    owners += [m for m in sorted(modules, key=len, reverse=True) if f".{name}".rpartition(".")[0].endswith(f".{m}")]
+    owner = next(iter([*owners, *modules]), "")
     for module, uses in modules.items():
         if module == owner:
             continue

@@ -120,8 +120,7 @@ class TensorNames:
         if len(found) > 1:
             raise DataError(
                 f"the weight '{shown(name)}' of the model fits '{shown(found[0])}' and '{shown(found[1])}' of the file "
-                "equally well; map it with names={...}",
-                shell="load the file in Python (gg.surgery.load_weights), which takes a map of names",
+                "equally well; pass only the tensors of the part that the model contains, such as the encoder",
             )
         return self._keys[found[0]] if found else None
 
