@@ -140,3 +140,19 @@ def test_a_module_that_both_branches_of_an_if_call_is_one(second: str, merged: b
     )
     step = gg.build(model)
     assert any("modules read" in str(finding) for finding in step.findings) is merged
+
+
+def test_a_weight_stays_with_the_module_of_its_name_though_scopes_lack_its_beginning() -> None:
+    """As in optimum's files of OPT, whose nodes are called without ``model``."""
+    model = named(
+        """g (float[rows, 4] x) => (float[rows, 4] y) {
+        a = LayerNormalization<axis=-1>(x, model__decoder__final__weight)
+        y = LayerNormalization<axis=-1>(a, model__decoder__final__weight) }""",
+        {"model.decoder.final.weight": np.ones(4)},
+        {"a": "/decoder/layers.0/norm/Norm", "y": "/decoder/final/Norm"},
+    )
+    found = surgery.untie_weights(model)
+    assert [node.input[1] for node in found.graph.node] == [
+        "decoder.layers.0.norm.weight",
+        "model.decoder.final.weight",
+    ]
