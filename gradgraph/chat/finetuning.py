@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import logging
 import os
@@ -29,7 +30,7 @@ from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
 from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_of
-from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin, removed_unless_begun
+from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin, recorded, removed_unless_begun
 from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
 from gradgraph.chat.tokens import Encoder, Tokens
@@ -39,6 +40,7 @@ from gradgraph.errors import ArgumentError, DataError, shown
 from gradgraph.files.models import load_model
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.graph.shape_inference import shape_of
+from gradgraph.machine.free_memory import at_most_free, return_freed
 from gradgraph.runtime.loop.logs import JsonLines, peak_memory
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
@@ -158,14 +160,17 @@ def finetune_chat(request: Request) -> Finetuned:
     prepared, pace, lines = prepare_for(chosen), Pace(), JsonLines(request.place / LOG)
     check_measures(prepared.held_out, chosen)
     models, prompts = _Models(decoder, base), Prompts(base, template, began)
+    spare: int | None = None
     if chosen.memory is not None:
         plan, prepared = planned(
             chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
             longest_sample(prompts, chosen.sample, chosen.sample_tokens or SAMPLE_TOKENS),
-            merging_memory(decoder, chosen),
+            merging_memory(decoder, chosen), recorded(place, request.resume),
         )  # fmt: skip
         log.info("%s", plan)
-        chosen = plan.recipe
+        chosen, spare = plan.recipe, plan.spare
+        gc.collect()
+        return_freed()  # of the graphs that were planned
     chosen = chosen.settled
     request = replace(request, recipe=chosen)
     adapted, model = models.adapted(chosen), models.learner(chosen)
@@ -173,7 +178,7 @@ def finetune_chat(request: Request) -> Finetuned:
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
     figures: dict[str, Any] = dict(prepared.figures)
-    with removed_unless_begun(place, request.resume):
+    with removed_unless_begun(place, request.resume), at_most_free(spare):
         begin(place, chosen, _digests(prepared, base, chosen), began, request.resume)
         log.info("%s", reached(decoder, chosen))
         if prepared.held_out is not None:
@@ -319,6 +324,7 @@ def prepare(request: Request, recipe: Recipe, now: datetime | None = None) -> Pr
                "learnt_tokens": sum(t.counted for t in texts[0])}  # fmt: skip
     goods = [sample.good for each in tokens for sample in each] if recipe.prefers else []
     longest = max(train.longest, held.longest)
+    return_freed()  # of the texts
     return Prepared(train, held if len(held) else None, longest, figures, _digest(texts, goods))
 
 

@@ -56,7 +56,7 @@ def check_place(place: Path, resume: bool) -> None:
         )
 
 
-def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
+def recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
     """Return the recorded options of a resumed run; None for a new run, or a run that stopped before it wrote them."""
     file = place / TRAINING / RECIPE
     if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
@@ -70,7 +70,7 @@ def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
 
 def began_at(place: Path, resume: bool) -> datetime:
     """Return the start time of the run, also when it is resumed, since a chat template may insert the date."""
-    told = (_recorded(place, resume) or {}).get(BEGAN)
+    told = (recorded(place, resume) or {}).get(BEGAN)
     try:
         return datetime.fromisoformat(str(told))
     except ValueError:
@@ -79,7 +79,7 @@ def began_at(place: Path, resume: bool) -> datetime:
 
 def begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
     """Record the options of a new run; for a resumed run, raise DataError if they differ from the record."""
-    file, before = place / TRAINING / RECIPE, _recorded(place, resume)
+    file, before = place / TRAINING / RECIPE, recorded(place, resume)
     now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # in the form that is read back
     if before is not None:
         other = [name for name in now if name not in (*STOPS_ONLY, BEGAN) and before.get(name) != now[name]]

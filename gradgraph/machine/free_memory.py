@@ -1,15 +1,31 @@
-"""The memory that a process may still use, and the return of freed memory to the system."""
+"""The memory that a process uses and may still use, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
+
+_spare: ContextVar[int | None] = ContextVar("spare", default=None)
+
+
+@contextlib.contextmanager
+def at_most_free(spare: int | None) -> Iterator[None]:
+    """Run a block in which ``free_memory`` returns at most ``spare`` bytes; None for no such limit."""
+    before = _spare.set(spare)
+    try:
+        yield
+    finally:
+        _spare.reset(before)
 
 
 def free_memory() -> int | None:
     """Return the bytes of memory available to this process; None if unknown (not Linux)."""
-    found = []
+    spare = _spare.get()
+    found = [] if spare is None else [spare]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
@@ -21,6 +37,13 @@ def free_memory() -> int | None:
             group = Path("/sys/fs/cgroup")
             found.append(int((group / limit).read_text()) - int((group / used).read_text()))
     return min(found, default=None)
+
+
+def resident_memory() -> int | None:
+    """Return the bytes of memory that this process occupies now; None if unknown (not Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return None
 
 
 def return_freed() -> None:

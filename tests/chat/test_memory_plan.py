@@ -6,9 +6,10 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnx_ir
 import pytest
 
 import gradgraph as gg
+from gradgraph.backends.ort_native import chunked_scores, in_use
 from gradgraph.chat import Recipe, memory_plan
 from gradgraph.chat.adapted_layers import MERGING, merging_memory
 from gradgraph.chat.chat_recipe import RANK
@@ -75,26 +77,45 @@ def step_of(recipe: Recipe, data: Any = None) -> gg.Step:
     return built(recipe.rank, recipe.recompute, recipe.accumulate > 1)
 
 
-@functools.cache
-def estimated(step: gg.Step, **sizes: int) -> Prediction:
+class Remembered(Prediction):
     """What is asked for again and again here."""
-    return Prediction.here(step, None, sizes)
+
+    def at(self, sizes: Mapping[str, int]) -> Prediction:
+        return predicted_at(self, tuple(sizes.items()))
 
 
-class Remembered:
-    @staticmethod
-    def here(step: gg.Step, options: None, sizes: dict[str, int]) -> Prediction:
-        return estimated(step, **sizes)
+@functools.cache
+def predicted_at(whole: Prediction, sizes: tuple[tuple[str, int], ...]) -> Prediction:
+    return Prediction.at(whole, dict(sizes))
+
+
+@functools.cache
+def estimated(step: gg.Step) -> Prediction:
+    return Remembered.here(step, None, {})
+
+
+def bytes_for(step: gg.Step, use: Use) -> int:
+    return memory_plan.predicted(estimated(step), use)
 
 
 @functools.cache
 def bytes_of(rows: int, recompute: bool = False, accumulate: int = 1, rank: int = RANK) -> int:
-    return memory_plan.predicted(built(rank, recompute, accumulate > 1), Use(Shape(rows, LONG)))
+    return bytes_for(built(rank, recompute, accumulate > 1), Use(Shape(rows, LONG)))
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "Prediction", Remembered)
+    predict_by(monkeypatch, estimated)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "resident_memory", lambda: memory_plan.BEFORE)
+
+
+def predict_by(monkeypatch: pytest.MonkeyPatch, found: Callable[[Any], Any]) -> None:
+    by_step = SimpleNamespace(here=lambda step, options, sizes: found(step))
+    monkeypatch.setattr(memory_plan, "Prediction", by_step)
 
 
 def cut(recipe: Recipe) -> Rows:
@@ -168,10 +189,11 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
         """What training takes grows with each of these, each time by other shares."""
         return round(1000 + rank * (of_a_rank + sums * (added > 1)) + of_a_token * size * long * (kept if again else 1))
 
-    def predicted(step: Any, use: Use) -> int:
+    def predicted(step: Any, use: Use, process: int) -> int:
         rank, again, added = step.way
         return taken(use.first.tokens, rank, again, use.first.rows, added)
 
+    predict_by(monkeypatch, lambda step: step)
     monkeypatch.setattr(memory_plan, "predicted", predicted)
     ways = {way: taken(*way) for way in all_ways(recipe)}
     for limit in {draw.choice([*ways.values()]) + draw.choice([-1, 0]) for _ in range(12)}:
@@ -193,7 +215,7 @@ class Built:
     """A step, known by the way in which it was built."""
 
     def __init__(self, way: Any) -> None:
-        self.way, self.manifest = way, built(None, False, False).manifest
+        self.way = way
 
 
 def no_rows(recipe: Recipe) -> Rows:
@@ -214,7 +236,7 @@ def test_memory_is_what_lacks_where_rows_get_no_shorter(quickly: None, options: 
 
 def test_each_session_that_runs_forward_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Use] = []
-    monkeypatch.setattr(memory_plan, "predicted", lambda step, use: used.append(use) or 100)
+    monkeypatch.setattr(memory_plan, "predicted", lambda step, use, process: used.append(use) or 100)
     held, whole, short = Equal(64, 3), (Shape(8, LONG), Shape(4, LONG)), Shape(3, 64)
     for options, held_out, sampled, evaluated, outputs in (
         ({}, None, 0, (), ()), ({}, held, 0, (short,), ()), ({"sample": "a"}, None, 30, (), (Shape(1, 30),)),
@@ -264,13 +286,73 @@ class Prepared:
 
 def test_each_session_takes_memory_of_its_own() -> None:
     step = built(RANK, False, False)
-    alone = memory_plan.predicted(step, Use(Shape(4, LONG)))
-    both = memory_plan.predicted(step, Use(Shape(4, LONG), others=(Shape(4, LONG // 2), Shape(1, LONG))))
-    at = lambda rows, tokens: Prediction.here(step, None, memory_plan._sizes(step, Shape(rows, tokens)))  # noqa: E731
+    alone = bytes_for(step, Use(Shape(4, LONG)))
+    both = bytes_for(step, Use(Shape(4, LONG), others=(Shape(4, LONG // 2), Shape(1, LONG))))
+    found = estimated(step)
+    at = lambda rows, tokens: found.at(memory_plan._sizes(found, Shape(rows, tokens)))  # noqa: E731
     assert both - alone >= at(4, LONG // 2).memory.peak > at(1, LONG).memory.peak
-    evaluated = memory_plan.predicted(step, Use(Shape(4, LONG), evaluated=(Shape(4, LONG),)))
+    evaluated = bytes_for(step, Use(Shape(4, LONG), evaluated=(Shape(4, LONG),)))
     assert alone < evaluated < 2 * alone - PROCESS
-    assert memory_plan.predicted(step, Use(Shape(4, LONG), predicted=(Shape(1, 2),))) < evaluated
+    assert bytes_for(step, Use(Shape(4, LONG), predicted=(Shape(1, 2),))) < evaluated
+
+
+def test_the_best_state_and_the_heads_evaluation_count() -> None:
+    step, batch = built(RANK, False, False), Shape(2, LONG)
+    state = sum(spec.nbytes for spec in step.manifest.state)
+    assert bytes_for(step, Use(batch, keeps_best=True)) == bytes_for(step, Use(batch)) + state
+    whole, split = (
+        bytes_for(step, Use(batch, evaluated=(batch,), keeps_features=features)) for features in (False, True)
+    )
+    again = estimated(step).at(memory_plan._sizes(estimated(step), batch)).evaluation
+    assert split - whole >= again.total > 0
+    for options in ({}, {"patience": 2}, {"keep_features": True}):
+        used = Use.of(Recipe(**options), Rows(LONG), False, 0, 0)
+        assert (used.keeps_best, used.keeps_features) == ("patience" in options, "keep_features" in options)
+
+
+@pytest.mark.skipif(bool(in_use.found().why_not), reason="the native kernels are not built")
+def test_chunks_of_scores_count_in_the_first_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the number of rows is unknown, the scores of all tokens are in memory at once."""
+    step, options = built(RANK, False, False), gg.RuntimeOptions(native_kernels=True)
+    rows, tokens = step.manifest.inputs[0].shape
+    whole, chunks = (Prediction.here(step, options, {str(rows): 32, str(tokens): LONG // 8}) for _ in range(2))
+    assert whole.memory.peak > 4 * 98 * 32 * (LONG // 8)
+    monkeypatch.setattr(chunked_scores, "PIECE", 1 << 12)
+    assert chunks.memory.peak < whole.memory.peak
+    assert (chunks.training, chunks.evaluation) == (whole.training, whole.evaluation)
+
+
+RUN = Recipe(memory="1GB", batch_size=4, long="cut")
+
+
+@pytest.mark.parametrize("chosen", [
+    {}, {"rank": 8}, {"batch_size": 2, "accumulate": 2}, {"batch_size": 1, "accumulate": 4, "recompute": True},
+    {"length": 128, "recompute": True},
+])  # fmt: skip
+def test_a_resumed_run_keeps_its_recipe(quickly: None, chosen: dict[str, Any]) -> None:
+    began = {"rank": RANK, "batch_size": 4, "accumulate": 1, "recompute": False, "length": None, **chosen}
+    found, data = planned(RUN, Rows(LONG), cut, step_of, began=began)
+    assert {name: getattr(found.recipe, name) for name in began} == began
+    assert data.longest == (chosen.get("length") or LONG)
+    with pytest.raises(DataError, match=r"began with .* which now requires .* in another folder"):
+        planned(RUN.changed({"memory": f"{PROCESS - memory_plan.GRAIN}B"}), Rows(LONG), cut, step_of, began=began)
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 3}, {"accumulate": 2}, {"rank": 5}, {"length": 100}, {}])
+def test_a_run_that_began_otherwise_is_planned_anew(quickly: None, other: dict[str, Any]) -> None:
+    began = {"rank": RANK, "batch_size": 4, "accumulate": 1, "recompute": False, "length": None, **other}
+    found, _ = planned(RUN, Rows(LONG), cut, step_of, began=began if other else {})
+    assert (found.recipe.batch_size, found.recipe.rank, found.recipe.length) == (4, RANK, None)
+
+
+@pytest.mark.parametrize(("resident", "further"), [(None, 0), (100, 0), (150, 0), (151, 16), (182, 32), (183, 48)])
+def test_what_the_process_occupies_counts(
+    quickly: None, resident: int | None, further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "resident_memory", lambda: resident and resident << 20)
+    found, _ = plan(1 << 30)
+    assert found.bytes == bytes_of(4) + (further << 20)
+    assert found.spare == (1 << 30) - found.bytes
 
 
 def test_kinds_without_rank_keep_all(quickly: None) -> None:
@@ -322,9 +404,9 @@ def test_the_largest_layer_that_is_merged_counts(quickly: None) -> None:
     assert merging_memory(decoder, Recipe(target="*attn*", merge="requantised")) == largest + rounding
     assert merging_memory(decoder, Recipe(target="*attn*", merge="none")) == 0
     batch, much = Shape(1, LONG), 10**9
-    usual = memory_plan.predicted(step, Use(batch))
-    assert memory_plan.predicted(step, Use(batch, merges=1)) == usual
-    assert memory_plan.predicted(step, Use(batch, merges=much)) >= PROCESS + much > usual
+    usual = bytes_for(step, Use(batch))
+    assert bytes_for(step, Use(batch, merges=1)) == usual
+    assert bytes_for(step, Use(batch, merges=much)) >= PROCESS + much > usual
 
 
 def test_a_run_takes_what_was_planned(tmp_path: Path) -> None:

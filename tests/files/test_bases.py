@@ -27,7 +27,10 @@ from gradgraph.errors import ModelError, OutputError
 from gradgraph.files import large_weights, spilled
 from gradgraph.files.external import is_external
 from gradgraph.files.held_files import HeldFile
+from gradgraph.files.models import load_model
+from gradgraph.runtime.execution import memory, session, step_session
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
+from gradgraph.runtime.execution.memory import Prediction
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
 from tests.kit.npz import npz
@@ -152,6 +155,29 @@ def test_what_evaluates_beside_training_packs_no_second_copy(
     monkeypatch.setattr(FrozenWeights, "passing_through", counted)
     assert trainer.evaluate(batch(step))["loss"] == found[3]
     assert len(read) == (pack == "auto")
+
+
+@pytest.mark.sweep(0)
+def test_each_session_copies_weights_as_predicted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, told, usual = built(model), list[bool](), session.copies_weights
+    for module in (step_session, memory):
+        monkeypatch.setattr(module, "LEAST_PASSED", 1)
+
+    def listening(*given: Any) -> bool:
+        told.append(usual(*given))
+        return told[-1]
+
+    monkeypatch.setattr(session, "copies_weights", listening)  # of sessions that are opened
+    trainer, whole = gg.Trainer(step, device="cpu"), batch(step)
+    trainer.step(whole)
+    trainer.step({name: array[:1] for name, array in whole.items()})
+    trainer.evaluate(whole)
+    trainer.predict(whole)
+    found = Prediction.here(step, None, {})
+    assert told[-4:] == [True, False, False, True]
+    large = sum(t.nbytes for t in large_weights.large_outside(load_model(model)))
+    assert found.training.weights >= large, "mapped, where the first session reads its copies"
+    assert found.evaluation.weights < large / 4 < large <= found.prediction.weights
 
 
 def _same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:

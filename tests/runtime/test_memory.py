@@ -19,10 +19,11 @@ from gradgraph.backends.executed_order import as_executed
 from gradgraph.backends.ort_native import in_use
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
-from gradgraph.machine.free_memory import free_memory
+from gradgraph.machine.free_memory import at_most_free, free_memory, resident_memory
 from gradgraph.runtime.execution import walk
 from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
+from gradgraph.runtime.loop.logs import peak_memory
 from gradgraph.runtime.loop.sizing import limit_of
 from tests.kit.command_line import arrays, mlp
 from tests.kit.lowered_networks import exported
@@ -243,8 +244,14 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux says what is free")
 def test_free_memory() -> None:
-    assert free_memory() is not None
-    assert 0 < (free_memory() or 0) < 2**50
+    found = free_memory()
+    assert found is not None and 0 < found < 2**50
+    with at_most_free(1000):
+        assert free_memory() == 1000
+        with at_most_free(None):
+            assert free_memory() != 1000
+    assert free_memory() != 1000
+    assert 0 < (resident_memory() or 0) <= peak_memory()["peak_memory_mib"] * MIB
 
 
 @pytest.mark.sweep(0)

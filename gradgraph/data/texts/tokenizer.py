@@ -28,7 +28,7 @@ NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file
 LONGER = 1000  # maximum factor by which a tokenizer may lengthen a text
 LONGEST = 512  # default maximum length
-CHUNK = 4096  # texts encoded at once: the package's results take far more memory than the token ids
+CHUNK = 1 << 18  # characters encoded at once: the package's results take far more memory than the token ids
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 
 
@@ -210,8 +210,7 @@ class Tokenizer:
         with _explained("check the texts"):
             self._untrimmed.no_truncation()
             added = {number: token.content for number, token in self._runner.get_added_tokens_decoder().items()}
-            for first in range(0, len(texts), CHUNK):
-                part = list(texts[first : first + CHUNK])
+            for part in _chunks(texts):
                 if checks:
                     self._check_places(part)
                 for text, one in zip(part, self._untrimmed.encode_batch(part, add_special_tokens=special), strict=True):
@@ -291,8 +290,7 @@ class Tokenizer:
         with _explained("check the texts"):
             self._check_places([long for _, long in pairs])
             self._runner.enable_truncation(max_length=length, stride=stride, strategy=strategy)
-            for first in range(0, len(pairs), CHUNK):
-                part = pairs[first : first + CHUNK]
+            for part in _chunks(pairs):
                 turned = [(long, short) for short, long in part] if self.pads_left else list(part)
                 for one in self._runner.encode_batch(turned):
                     yield [_window(each, second) for each in (one, *one.overflowing)]
@@ -312,8 +310,8 @@ class Tokenizer:
             strategy = self._strategy if texts and isinstance(texts[0], tuple) else "longest_first"
             side = "left" if self.cuts_left else "right"
             self._runner.enable_truncation(max_length=length, strategy=strategy, direction=side)
-            for first in range(0, max(len(texts), 1), CHUNK):
-                made = self._runner.encode_batch(list(texts[first : first + CHUNK]), is_pretokenized=words)
+            for part in _chunks(texts) if len(texts) else [[]]:
+                made = self._runner.encode_batch(part, is_pretokenized=words)
                 yield (
                     np.array([n for one in made for n in one.ids], np.int32),
                     np.array([n for one in made for n in one.type_ids], np.uint8),
@@ -321,6 +319,19 @@ class Tokenizer:
                     [len(one) for one in made],
                     sum(bool(one.overflowing) for one in made),
                 )
+
+
+def _chunks(texts: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield consecutive texts (or pairs of texts, or lists of words) of about ``CHUNK`` characters together."""
+    part, size = list[Any](), 0
+    for text in texts:
+        part.append(text)
+        size += len(text) if isinstance(text, str) else sum(map(len, text))
+        if size >= CHUNK:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 _NONE = np.zeros(0, np.int32)

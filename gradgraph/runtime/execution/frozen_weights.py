@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ log = logging.getLogger("gradgraph")
 
 _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND", "PackedMatMul")
 """Operators that read weights in the order of the file."""
+_PACKED_BY = ("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "Transpose")
+"""Operators of which each keeps its own copy of a weight; onnxruntime transposes weights when it opens a session."""
 
 
 class FrozenWeights:
@@ -146,6 +149,22 @@ def repacked(model: onnx.ModelProto) -> set[str]:
 def read_in_place(model: onnx.ModelProto) -> set[str]:
     """Return the names of the tensors that nodes read in the order of the file."""
     return {x for node in model.graph.node if node.op_type in _AS_THEY_LIE for x in reads(node)}
+
+
+def copies_of(model: onnx.ModelProto) -> Counter[str]:
+    """Return how many copies of each tensor a session keeps if it may copy weights.
+
+    Each product (such as of the forward and the backward pass) packs its own; all other nodes that do not read weights
+    in the order of the file share one.
+    """
+    found, shared = Counter[str](), set[str]()
+    for node in model.graph.node:
+        if node.op_type in _PACKED_BY:
+            found.update(reads(node))
+        elif node.op_type not in _AS_THEY_LIE:
+            shared.update(reads(node))
+    found.update(shared)
+    return found
 
 
 def _above(folders: Collection[Path]) -> Path | None:

@@ -7,27 +7,28 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import readable_bytes, shown
-from gradgraph.files.external import external_entry, is_external
+from gradgraph.files.external import Entry, external_entry, is_external
 from gradgraph.graph.shapes import size_of_name
-from gradgraph.runtime.execution.frozen_weights import read_in_place, repacked
+from gradgraph.runtime.execution.frozen_weights import copies_of, read_in_place
 from gradgraph.runtime.execution.overwrites import may_overwrite, prepared, proven
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import CPU, LEAST_PASSED, Placement, RuntimeOptions, copies_weights
 from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.execution.walk import Walk, walked
 from gradgraph.runtime.saved.printed import html_table, text_table
-from gradgraph.step.inference import without_loss
 from gradgraph.step.step import Step
 
+MOST_MAPPED = 48 << 20  # bytes of pages that are mapped at a time while they are released (40 MB were measured)
 OF_A_NODE = 32 << 10  # bytes per node for graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000 nodes
 
 
@@ -38,8 +39,8 @@ class Memory:
     Attributes:
         sizes: the sizes of dynamic dimensions.
         weights: trained weights, with running statistics and counters.
-        frozen: other stored tensors: frozen weights (quantised ones as integers) and constants. Weights that the
-            session repacks, and also reads as they are, count twice.
+        frozen: other stored tensors: frozen weights (quantised ones as integers) and constants. Weights of which the
+            session keeps several copies, such as for the forward and the backward pass, count as often.
         optimizer: optimizer state.
         following: the second copy of state that a step cannot overwrite (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
@@ -97,18 +98,20 @@ class SessionMemory:
     """The predicted memory of one session, in bytes, besides state and mapped weights.
 
     Attributes:
-        temporary: onnxruntime's allocator for intermediate tensors, and twice the outputs, which are copied.
+        temporary: onnxruntime's allocator for intermediate tensors, twice the outputs, which are copied, and pages of
+            weights that are released after they were read; at least a copy of the largest weight, which opening the
+            session requires.
         graph: ``OF_A_NODE`` for each node.
-        copies: weights that the session repacks.
+        weights: frozen weights in the session's own memory, and those that only this session reads in place.
     """
 
     temporary: int
     graph: int
-    copies: int
+    weights: int
 
     @property
     def total(self) -> int:
-        return self.temporary + self.graph + self.copies
+        return self.temporary + self.graph + self.weights
 
 
 class Prediction:
@@ -121,8 +124,9 @@ class Prediction:
         sizes: the size of each dynamic dimension.
     """
 
-    def __init__(self, session: StepSession, given: Mapping[str, int]) -> None:
+    def __init__(self, session: StepSession, given: Mapping[str, int], graphs: AnySizeGraphs | None = None) -> None:
         self.session, self.given = session, given
+        self._graphs = graphs or AnySizeGraphs(session)
         dimensions = session.manifest.open_dimensions
         self.sizes = {name: size_of_name(name, given, otherwise=1) for name in dimensions}
 
@@ -137,33 +141,24 @@ class Prediction:
         step.manifest.check_sizes(sizes)
         return cls(StepSession(step, Placement((CPU,)), options or RuntimeOptions()), sizes)
 
-    @functools.cached_property
-    def _runs(self) -> dict[str, tuple[Walk, frozenset[str], tuple[int, int]]]:
-        return {name: self._run(part) for name, part in self.session.parts.items()}
-
-    def _run(self, part: Part) -> tuple[Walk, frozenset[str], tuple[int, int]]:
-        """Return a simulated run of ``part``, the names of the state tensors that it overwrites, and ``_copies``."""
-        options, next_of, once = self.session.options, part.ports.next_of, frozenset[str]()
-        model = self.session.opener.lowered(part.model, self.sizes)
-        if may_overwrite(model, next_of, options):
-            prepared(model, part.ports, options, checks_loss=True)
-            once = proven(model, next_of, options)
-        return walked(model, sum(s.nbytes for s in self.session.manifest.state)), once, self._copies(model)
-
-    def _copies(self, model: onnx.ModelProto, packs: bool = True) -> tuple[int, int]:
-        """Return the bytes of the external weights that a session repacks, and of those that it also reads in place."""
-        session, places = self.session, {t.name: t for t in model.graph.initializer if is_external(t)}
-        if not copies_weights(model, session.placement, session.options, self._external, packs):
-            return 0, 0
-        copied = {external_entry(places[name]) for name in repacked(model) & places.keys()}
-        lying = {external_entry(places[name]) for name in read_in_place(model) & places.keys()}
-        return sum(entry.length for entry in copied), sum(entry.length for entry in copied & lying)
+    def at(self, sizes: Mapping[str, int]) -> Prediction:
+        """Return the prediction for other sizes; both share what does not depend on sizes."""
+        return Prediction(self.session, sizes, self._graphs)
 
     @functools.cached_property
-    def _external(self) -> int:
-        """The bytes of all external weights; a part of a file that several initializers share counts once."""
-        tensors = filter(is_external, frozen_tensors(self.session.definition))
-        return sum(entry.length for entry in {external_entry(tensor) for tensor in tensors})
+    def _runs(self) -> dict[str, tuple[Walk, frozenset[str], Stored]]:
+        """Each part's simulated run in its specialised session, the state that it overwrites, and its weights."""
+        found = {}
+        for name, part in self.session.parts.items():
+            model, once = _lowered(self.session, part, self.sizes)
+            packs = self.session.packs_for(part, self.sizes)
+            found[name] = walked(model, self._state), once, Stored.of(self.session, model, packs)
+        return found
+
+    @functools.cached_property
+    def _state(self) -> int:
+        """The bytes of the state."""
+        return sum(s.nbytes for s in self.session.manifest.state)
 
     @property
     def walks(self) -> dict[str, Walk]:
@@ -180,14 +175,14 @@ class Prediction:
         """The memory by kind."""
         m, most = self.session.manifest, self.walks[self.worst]
         once = frozenset[str]().union(*(names for _, names, _ in self._runs.values()))
-        twice = max(both for *_, (_, both) in self._runs.values())
+        further = max(stored.beyond for *_, stored in self._runs.values())
         optimizer = sum(s.nbytes for s in m.state if s.kind == "optimizer")
         shapes = [[self.sizes[d] if isinstance(d, str) else d or 1 for d in spec.shape] for spec in m.batch]
         types = [numpy_dtype(spec.dtype) for spec in m.batch]
         return Memory(
             self.sizes,
-            weights=sum(s.nbytes for s in m.state) - optimizer,
-            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.session.definition)) + twice,
+            weights=self._state - optimizer,
+            frozen=sum(bytes_of(tensor) for tensor in frozen_tensors(self.session.definition)) + further,
             optimizer=optimizer,
             following=sum(s.nbytes for s in m.state if s.name not in once),
             batch=sum(math.prod(shape) * int(of.itemsize) for shape, of in zip(shapes, types, strict=True)),
@@ -196,26 +191,112 @@ class Prediction:
             session=OF_A_NODE * sum(len(walk.nodes) for walk in self.walks.values()),
         )
 
-    @property
+    @functools.cached_property
     def training(self) -> SessionMemory:
-        """The training session with the highest peak."""
-        walk, _, (copied, _) = self._runs[self.worst]
-        return SessionMemory(walk.taken, OF_A_NODE * len(walk.nodes), copied)
+        """The training session for batches of any size, with the highest peak."""
+        found = (self._session(graph) for graph in self._graphs.training)
+        return max(found, key=lambda session: session.temporary)
 
     @functools.cached_property
     def evaluation(self) -> SessionMemory:
         """The session that computes loss and metrics of the evaluation graph."""
-        return self._inference(self.session.definition.eval)
+        return self._session(self._graphs.evaluation, trains=False)
 
     @functools.cached_property
     def prediction(self) -> SessionMemory:
         """The session that computes the outputs of the evaluation graph."""
-        return self._inference(without_loss(self.session.definition.eval, self.session.manifest))
+        return self._session(self._graphs.prediction, trains=False)
 
-    def _inference(self, model: onnx.ModelProto) -> SessionMemory:
-        lowered = self.session.opener.lowered_at(model, self.sizes)
-        walk, (copied, _) = walked(lowered), self._copies(lowered, packs=self._external < LEAST_PASSED)
-        return SessionMemory(walk.taken + 2 * walk.returned, OF_A_NODE * len(walk.nodes), copied)
+    def _session(self, graph: AnySizeGraph, trains: bool = True) -> SessionMemory:
+        """Return the memory of a session; with ``trains``, its outputs are written to the state, not copied."""
+        walk, stored = walked(graph.model, self._state, self.sizes), graph.stored
+        resident = set().union(*(first.mapped for *_, first in self._runs.values()))
+        mapped = sum(size for place, size in stored.mapped.items() if place not in resident)
+        passing = 0
+        if not trains and self.session.opener.frozen_bytes >= LEAST_PASSED:
+            passing, mapped = min(mapped, MOST_MAPPED), 0
+        temporary = max(walk.taken + 2 * walk.returned * (not trains) + passing, stored.largest)
+        return SessionMemory(temporary, OF_A_NODE * len(graph.model.graph.node), stored.own + mapped)
+
+
+@dataclass(frozen=True)
+class AnySizeGraph:
+    """A graph as a session for batches of any size executes it, and the weights in the memory of the session."""
+
+    model: onnx.ModelProto
+    stored: Stored
+
+
+class AnySizeGraphs:
+    """The graphs of a step, lowered for batches of any size: forms for known sizes may need much less memory."""
+
+    def __init__(self, session: StepSession) -> None:
+        self._session = session
+
+    @functools.cached_property
+    def training(self) -> list[AnySizeGraph]:
+        parts = self._session.parts.values()
+        return [self._of(_lowered(self._session, part, {})[0], self._session.packs_for(part, {})) for part in parts]
+
+    @functools.cached_property
+    def evaluation(self) -> AnySizeGraph:
+        return self._computing(*self._session.to_evaluate)
+
+    @functools.cached_property
+    def prediction(self) -> AnySizeGraph:
+        return self._computing(*self._session.to_predict)
+
+    def _computing(self, model: onnx.ModelProto, packs: bool) -> AnySizeGraph:
+        return self._of(self._session.opener.lowered_to_compute(model), packs)
+
+    def _of(self, model: onnx.ModelProto, packs: bool) -> AnySizeGraph:
+        return AnySizeGraph(model, Stored.of(self._session, model, packs))
+
+
+def _lowered(session: StepSession, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """Return the train graph of ``part`` lowered for ``sizes``, and the names of the state tensors it overwrites."""
+    options, next_of = session.options, part.ports.next_of
+    model = session.opener.lowered(part.model, dict(sizes))
+    if not may_overwrite(model, next_of, options):
+        return model, frozenset()
+    prepared(model, part.ports, options, checks_loss=True)
+    return model, proven(model, next_of, options)
+
+
+class Stored(NamedTuple):
+    """The frozen weights that a session reads.
+
+    Attributes:
+        own: the bytes of all copies in the session's own memory.
+        mapped: the sizes in bytes of the weights that it reads from their mapped files, by place.
+        beyond: the bytes of its copies, and of mapped weights, except one of each weight.
+        largest: the bytes of the largest weight that it copies, which is in memory twice meanwhile.
+    """
+
+    own: int
+    mapped: Mapping[Entry, int]
+    beyond: int
+    largest: int
+
+    @classmethod
+    def of(cls, session: StepSession, model: onnx.ModelProto, packs: bool) -> Stored:
+        """Return the weights of a session of a lowered graph that may (``packs``) copy external weights."""
+        copied = copies_weights(model, session.placement, session.options, session.opener.frozen_bytes, packs)
+        copies, lying = copies_of(model), read_in_place(model)
+        kept, mapped, sizes = Counter[Entry](), dict[Entry, int](), dict[Entry, int]()
+        for tensor in model.graph.initializer:
+            outside = is_external(tensor)
+            place = external_entry(tensor) if outside else Entry(tensor.name, 0, 0)
+            sizes[place] = bytes_of(tensor)
+            kept[place] += copies[tensor.name] * copied if outside else max(copies[tensor.name], 1)
+            if outside and (tensor.name in lying or not copied):
+                mapped[place] = sizes[place]
+        return cls(
+            sum(sizes[place] * count for place, count in kept.items()),
+            mapped,
+            sum(size * max(kept[place] + (place in mapped) - 1, 0) for place, size in sizes.items()),
+            max((sizes[place] for place, count in kept.items() if count), default=0),
+        )
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:

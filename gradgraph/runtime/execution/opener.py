@@ -20,7 +20,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.machine_requirements import check_runs_here
 from gradgraph.backends.ort_cuda.cuda_kernels import without_kernel
 from gradgraph.errors import GradgraphError, listed
-from gradgraph.files.external import is_external, location_of
+from gradgraph.files.external import external_entry, is_external, location_of
 from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights, computes_with_weights, external_weights
 from gradgraph.runtime.execution.node_order import computed_as_written, in_good_order
@@ -66,6 +66,16 @@ class Opener:
     def weights(self) -> FrozenWeights:
         """Frozen weights in external files, mapped once for all sessions."""
         return external_weights(self._definition, self._definition.eval, *self._definition.trains.values())
+
+    @functools.cached_property
+    def frozen_bytes(self) -> int:
+        """The bytes of frozen weights in external files; a part of a file that several initializers share counts once.
+
+        The files are not mapped.
+        """
+        models = self._definition.eval, *self._definition.trains.values()
+        tensors = (t for model in models for t in model.graph.initializer if is_external(t))
+        return sum(entry.length for entry in set(map(external_entry, tensors)))
 
     def lowered(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
         """Return a train graph, or a part of it, lowered for these sizes, with its nodes sorted to save memory."""
@@ -128,11 +138,7 @@ class Opener:
 
     def lowered_to_compute(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return ``model`` lowered for evaluation or prediction of batches of any size."""
-        return self.lowered_at(model, None)
-
-    def lowered_at(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
-        """Return ``model`` lowered for evaluation or prediction of batches of these sizes; None means any size."""
-        return self._in_order(for_machine(model, self.placement.computes_for(self.options), sizes))
+        return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
 
     def of_lowered(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
         """Open a session of a lowered model, or a part of one."""
@@ -174,8 +180,8 @@ class Opener:
 
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
         """Whether a session copies large external weights, and would thus write them into its optimized model."""
-        is_large = self.weights.size > openings.LARGEST_WRITTEN
-        return is_large and copies_weights(model, self.placement, self.options, self.weights.size, packs)
+        is_large = self.frozen_bytes > openings.LARGEST_WRITTEN
+        return is_large and copies_weights(model, self.placement, self.options, self.frozen_bytes, packs)
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True

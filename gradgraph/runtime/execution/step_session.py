@@ -425,7 +425,7 @@ class StepSession:
         rows 1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only on the size, so
         evaluations of a step always return the same bits.
         """
-        return self.options.pack_weights is True or self.opener.weights.size < LEAST_PASSED
+        return self.options.pack_weights is True or self.opener.frozen_bytes < LEAST_PASSED
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
         """Return the state tensors that a session may overwrite; both sets of the state then share their memory.
@@ -469,11 +469,21 @@ class StepSession:
             self.__dict__.pop(name, None)
         return_freed()
 
+    @property
+    def to_evaluate(self) -> tuple[onnx.ModelProto, bool]:
+        """The model of the evaluation session, and whether the session may keep a copy of frozen weights."""
+        return fixed(self.definition.eval), self._packs_twice
+
+    @property
+    def to_predict(self) -> tuple[onnx.ModelProto, bool]:
+        """The model of the prediction session, and whether the session may keep a copy of frozen weights."""
+        return without_loss(self.definition.eval, self.manifest), True
+
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self.opener.to_compute(fixed(self.definition.eval), packs=self._packs_twice)
+        return self.opener.to_compute(*self.to_evaluate)
 
     @functools.cached_property
     def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
-        model = without_loss(self.definition.eval, self.manifest)
-        return self.opener.to_compute(model), layouts(model, [s.name for s in self.manifest.inputs])
+        model, packs = self.to_predict
+        return self.opener.to_compute(model, packs), layouts(model, [s.name for s in self.manifest.inputs])

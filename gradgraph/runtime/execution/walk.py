@@ -11,11 +11,13 @@ import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
+from gradgraph.backends.engine import bind
 from gradgraph.backends.executed_order import as_executed
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.lifetimes import bytes_alive, known_bytes, owners
@@ -133,14 +135,16 @@ class Walk:
         return max(arena.taken, sum(self.peak.values()))
 
 
-def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
+def walked(model: onnx.ModelProto, state: int = 0, sizes: Mapping[str, int] = MappingProxyType({})) -> Walk:
     """Return a simulated run of the lowered graph ``model``.
 
-    ``state`` is the size of the step's state in bytes, which affects the size of the arena's first region.
+    Args:
+        state: the size of the step's state in bytes, which affects the size of the arena's first region.
+        sizes: the sizes of a batch, for a graph lowered for batches of any size.
     """
     work: ir.Model = ir.from_proto(model)
     region = region_for(state, _most_alive(work.graph))
-    infer_shapes(work)
+    bind(work, sizes) if sizes else infer_shapes(work)
     return Walk(work.graph, region)
 
 

@@ -52,6 +52,7 @@ class Best:
         value = self._monitor.value(row)
         if self._monitor.is_better(value, p.best):
             p.best, p.stale = value, 0
+            self.state = None  # so that there is only one copy at a time
             with self.session.turns.lock:
                 self.state = self.session.state.read(self.session.state.here)
             if self._path is not None:
