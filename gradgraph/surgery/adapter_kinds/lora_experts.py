@@ -122,13 +122,16 @@ class _Rounds:
         """Return the integers of ``weights``, in their layout."""
         found, grid = np.empty(weights.shape, np.int32), quantiser.grid(weights.shape)
         error = effect = 0.0
-        for update, *one in zip(self._updates, found, weights, *grid, strict=True):
-            integers, weight, scales, points = (each.T for each in one) if self._inputs_first else one
+        for expert, update in enumerate(self._updates):
             gptq = Gptq(update)
-            integers[:] = gptq.rounded(weight, quantiser.limits, scales, points)
+            weight, scales, points = (self._turned(each[expert]) for each in (weights, *grid))
+            found[expert] = self._turned(gptq.rounded(weight, quantiser.limits, scales, points))
             error, effect = error + gptq.error, effect + gptq.effect
         self.lost = error / effect if effect else 0.0
         return found
+
+    def _turned(self, weight: Array) -> Array:
+        return weight.T if self._inputs_first else weight
 
 
 KINDS.add(
