@@ -35,7 +35,9 @@ def check_plain(tensors: Mapping[str, Array], where: str, own: Collection[str]) 
                 f"'{shown(where)}' contains quantised weights, which are not supported: {because}; save them "
                 "dequantised, as float32, float16 or bfloat16"
             )
-        if not _ADAPTERS.isdisjoint(key.split(".")):
+        owner, _, part = key.rpartition(".")
+        is_state = owner in own and part != "weight"  # of the optimizer, such as "lora_A.exp_avg"
+        if not is_state and not _ADAPTERS.isdisjoint(key.split(".")):
             raise DataError(
                 f"'{shown(where)}' contains an adapter that is not merged ('{shown(key)}')",
                 remedy="merge it with PEFT's merge_and_unload, or pass an adapter folder to gg.surgery.load_adapter",

@@ -16,6 +16,7 @@ import gradgraph.autodiff.after
 import gradgraph.optim.updates
 import gradgraph.rules.families  # noqa: F401 (what registers rules and operators is read before a page is)
 from gradgraph.backends import BACKENDS
+from gradgraph.chat import memory_plan
 from gradgraph.cli import digits
 from gradgraph.cli.app import run
 from gradgraph.frontend import nn
@@ -97,6 +98,7 @@ def test_python_and_commands_run(
     """
     if page.name == "chat.md":
         pytest.importorskip("tokenizers", reason="an extra: onnx-gradgraph[llm]")
+    monkeypatch.setattr(memory_plan, "resident_memory", lambda: memory_plan.BEFORE)  # as in a new process
     monkeypatch.chdir(tmp_path)
     Path("examples").symlink_to(ROOT / "examples")
     namespace: dict[str, object] = {"__name__": page.stem}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradgraph.rules.families  # noqa: F401  (fills the registry)
-from gradgraph.rules.registry import RULES, Point
+from gradgraph.rules.registry import RULES, Case, Point
 from gradgraph.verify import cases
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
@@ -100,5 +100,5 @@ CASES = [(op, f, (x,), attrs) for op, f, x, attrs in UNARY] + OTHERS
 def test_gradient_is_pytorchs(
     op_type: str, f: Callable[..., Any], inputs: tuple[Any, ...], attrs: dict[str, Any]
 ) -> None:
-    expected = Point(inputs, tuple(gradients_of(f, inputs)), attrs)
+    expected = Point(Case(inputs, attrs), tuple(gradients_of(f, inputs)))
     assert cases.check_point(RULES["", op_type], expected) == []

@@ -146,7 +146,7 @@ POINTS = [pytest.param(r, p, id=f"{r.op_type}-{i}") for r in HERE for i, p in en
 
 @pytest.mark.parametrize(("rule", "at"), POINTS)
 def test_conventions_hold_in_onnxruntime_in_float32(rule: Rule, at: Point) -> None:
-    t = cases.trial(rule, Case(at.inputs, at.attrs, at.outputs), fed=True, dtype=np.float32)
+    t = cases.trial(rule, at.case, fed=True, dtype=np.float32)
     wanted = {f"x{i}.grad": g for i, g in enumerate(at.gives) if g is not None}
     result = vjp(t.model, outputs=t.read, wrt=[name.removesuffix(".grad") for name in wanted])
     assert isinstance(result, onnx.ModelProto)
