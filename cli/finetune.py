@@ -118,7 +118,9 @@ def command(
         return
     if "perplexity" in found.figures:
         before, after = (found.figures[name] for name in ("perplexity_before", "perplexity"))
-        output.say(f"perplexity of held-out answers: {before:.4g} before, {after:.4g} after")
+        merged = found.figures.get("perplexity_requantised")
+        stored = f", {merged:.4g} requantised" if merged is not None else ""
+        output.say(f"perplexity of held-out answers: {before:.4g} before, {after:.4g} after{stored}")
     if "held_out_loss" in found.figures:
         before, after = (found.figures[name] for name in ("held_out_loss_before", "held_out_loss"))
         output.say(f"loss of held-out pairs: {before:.4g} before, {after:.4g} after")

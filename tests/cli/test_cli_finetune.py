@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -44,6 +45,13 @@ def test_one_command(llm: Path, cli: Cli) -> None:
     assert figures["folder"] == "tuned" and figures["perplexity"] < figures["perplexity_before"]
     assert {"model.onnx", "adapter", "adapter.onnx_adapter", "README.md", "genai_config.json", "tokenizer.json",
             "training"} <= {path.name for path in Path("tuned").iterdir()}  # fmt: skip
+
+
+def test_the_perplexity_of_a_requantised_model_is_told(llm: Path, cli: Cli) -> None:
+    ran = cli("finetune", "llm", "--data", "chat.jsonl", "--target", "*attn*", "--max-steps", "1", "-o", "tuned",
+              "--merge", "requantised")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert re.search(r"perplexity of held-out answers: \S+ before, \S+ after, \S+ requantised", ran.out + ran.err)
 
 
 def test_show_marks_what_is_learnt(llm: Path, cli: Cli) -> None:
