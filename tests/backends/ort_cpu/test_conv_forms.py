@@ -118,6 +118,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         {"images": 4, "m": 96, "c": 96, "size": 24, "k": 3, "group": 96},
         ("blocked", "blocked_dx", "blocked_dw"),
     ),
+    (
+        "depthwise, fewer windows than taps",
+        {"images": 16, "m": 96, "c": 96, "size": 3, "k": 5, "group": 96},
+        ("blocked", "blocked_dx", "blocked_dw"),
+    ),
     ("one image", {"images": 1, "m": 20, "c": 20, "size": 4, "k": 3}, ("portable",) * 3),
 ]
 
@@ -145,6 +150,9 @@ def test_sizes_that_are_unknown_or_zero_are_left_to_the_portable_form() -> None:
         (conv_scan, "MOST_COPIED_BYTES", 1 << 9, "scan_both_sides_dw"),  # in bands of rows
         (conv_blocks, "LEAST_PADDING_WRITTEN", 1, "blocked"),  # written out
         (conv_blocks, "LEAST_PADDING_WRITTEN", 1, "blocked_dx"),
+        (conv_blocks, "LEAST_PADDING_WRITTEN", 1, "blocked_dw"),
+        (conv_blocks, "LEAST_WIDTH_PADDED_FOR_DW", 1, "blocked_dw"),
+        (conv_blocks, "WIDTHS_PADDED_DEPTHWISE", range(1), "blocked"),  # in the windows of the kernel
     ],
 )
 def test_branches_that_only_large_layers_take(
