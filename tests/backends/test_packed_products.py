@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -18,6 +19,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import packed_products
 from gradgraph.backends.ort_cpu.cpu_lowering import packing
 from gradgraph.files import large_weights
+from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.step import folder as step_folder
 
 K, N = 128, 24
@@ -243,3 +245,93 @@ def test_what_stored_weights_multiply_is_not_rounded(kind: str, axis: int, block
     np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-4, atol=1e-4)
     loss = trainer.step({"x": x, "target": np.zeros((3, N), np.float32)})["loss"]
     assert float(loss) == pytest.approx(np.square(expected).mean(), rel=1e-4)
+
+
+def by_channel(kind: type, axis: int | None, points: str, op: str) -> onnx.ModelProto:
+    """A trained layer, and behind it a product with a weight of 8 bits that has a scale per row, column or tensor.
+
+    ``points`` is "none", "equal" or "different"; ``op`` is MatMul, Gemm, or GemmT for a transposed weight.
+    """
+    rng, limits, is_turned = np.random.default_rng(7), np.iinfo(kind), op == "GemmT"
+    shape = (N, K) if is_turned else (K, N)
+    sizes = () if axis is None else (shape[axis],)
+    draw = lambda *dims: rng.integers(limits.min, limits.max + 1, dims).astype(kind)  # noqa: E731
+    weights = {
+        "a": rng.normal(size=(5, K)).astype(np.float32),
+        "w": draw(*shape),
+        "s": rng.uniform(0.001, 0.02, sizes).astype(np.float32),
+        **(
+            {"z": draw(*sizes)}
+            if points == "different"
+            else {"z": np.full(sizes, 3, kind)}
+            if points == "equal"
+            else {}
+        ),
+        **({} if op == "MatMul" else {"c": rng.normal(size=N).astype(np.float32)}),
+    }
+    read = ["w", "s", *(["z"] if "z" in weights else [])]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("DequantizeLinear", read, ["d"], **({} if axis is None else {"axis": axis})),
+        helper.make_node("MatMul", ["h", "d"], ["y"])
+        if op == "MatMul"
+        else helper.make_node("Gemm", ["h", "d", "c"], ["y"], transB=int(is_turned)),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, ["rows", 5])],
+                              [value("y", TensorProto.FLOAT, ["rows", N])],
+                              [numpy_helper.from_array(v, n) for n, v in weights.items()])  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def computed(model: onnx.ModelProto, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The output in float64, and the first layer's weight after a step of gradient descent on the mean of squares."""
+    held = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    axis = next((a.i for n in model.graph.node if n.op_type == "DequantizeLinear" for a in n.attribute), 0)
+    along = (-1, 1) if axis == 0 and held["s"].ndim else (-1,) if held["s"].ndim else ()
+    w = (held["w"] - held.get("z", np.zeros(held["s"].shape)).reshape(along)) * held["s"].reshape(along)
+    w = w if w.shape == (K, N) else w.T
+    y = x @ held["a"] @ w + held.get("c", 0.0)
+    return y, held["a"] - 0.1 * x.T @ (2 * y / y.size) @ w.T
+
+
+@pytest.mark.sweep(0.3)
+@pytest.mark.parametrize("op", ["MatMul", "Gemm", "GemmT"])
+@pytest.mark.parametrize("points", ["none", "equal", "different"])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_a_scale_per_row_column_or_tensor(
+    kind: type, axis: int | None, points: str, op: str, short_strips: None
+) -> None:
+    model = by_channel(kind, axis, points, op)
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    y, w = computed(model, x)
+    step = gg.build(model, "mse", gg.optim.sgd(0.1), train="a")
+    lowered = for_machine(step.train, BACKENDS["ort-cpu"], {"rows": 3})
+    whole = axis == 1 and points == "different"  # each column subtracts a zero point of its own
+    assert (len(rows_made(lowered)) > 1) is not whole
+    for native in (False, True):
+        trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(native_kernels=native))
+        np.testing.assert_allclose(trainer.predict(x), y, rtol=1e-4, atol=1e-4)
+        trainer.step({"x": x, "target": np.zeros((3, N), np.float32)})
+        np.testing.assert_allclose(trainer.state_dict()["a"], w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_predictor_multiplies_them_too(packs: bool, known: bool) -> None:
+    """It runs a model as it is in its file: zero points in Constant nodes, and perhaps no shapes."""
+    model = by_channel(np.int8, 1, "none", "MatMul")
+    zeros = numpy_helper.from_array(np.zeros(N, np.int8))
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["z"], value=zeros))
+    model.graph.node[2].input.append("z")
+    if known:
+        model = onnx.shape_inference.infer_shapes(model)
+    read = ir.from_proto(model)
+    changed = packed_products.with_stored_weights(read, packs)
+    (made,) = [n for n in changed.graph if n.op_type == "DequantizeLinear"]
+    assert [n.op_type for n in made.outputs[0].consumers()] == ["Reshape"]
+    assert [n.op_type for n in read.graph] == ["Constant", "MatMul", "DequantizeLinear", "MatMul"]
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    found = Predictor(read, device="cpu", packs=packs)({"x": x})["y"]
+    np.testing.assert_allclose(found, computed(model, x)[0], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Products with weights of 4 or 8 bits in blocks: ``x · Wᵀ`` and, for the gradient of ``x``, ``dy · W``.
+"""Products with weights of 4 or 8 bits: ``x · Wᵀ`` and, for the gradient of ``x``, ``dy · W``.
 
 A step computes them by DequantizeLinear, Transpose and MatMul, which every runtime supports. Two forms are faster here:
 
@@ -9,16 +9,22 @@ A step computes them by DequantizeLinear, Transpose and MatMul, which every runt
    multiplied, and their memory is reused for the next strip. DequantizeLinear reads each block as a row with one scale,
    which takes 0.4 of its time for blocks within rows.
 
+Scales of columns multiply the other factor or the product instead: ``x · (D diag(s))ᵀ = (x diag(s)) · Dᵀ``, and
+``dy · (D diag(s)) = (dy · D) diag(s)``. Strips of D need a single scale of 1.
+
 Measured with onnxruntime 1.32 on one AVX512 core, 128 rows, blocks of 32, in nanoseconds per weight: a float product
-3.0; MatMulNBits 3.0 with a copy, 7.1 without; DequantizeLinear 2.1, of rows 0.9.
+3.0; MatMulNBits 3.0 with a copy, 7.1 without; DequantizeLinear 2.1, of rows 0.9. With 32 rows, 8 bits and scales of
+columns: a float product 0.6, strips 0.9; DequantizeLinear and MatMul 2.2, and 2.4 as the MatMulNBits to which
+onnxruntime fuses them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -26,7 +32,9 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Var, all_of
-from gradgraph.graph.nodes import before_swap, made_by
+from gradgraph.graph.constant_nodes import become_initializer, tensor_in
+from gradgraph.graph.nodes import before_swap, inputs_of, is_standard, made_by
+from gradgraph.graph.prune import prune
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
@@ -53,15 +61,27 @@ def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") ->
             writer.write(product, copied)
 
 
+def with_stored_weights(model: ir.Model, copied: bool) -> ir.Model:
+    """Return a copy of an inference model, with products rewritten by ``multiply_packed``, for an unlowered session."""
+    copy = model.clone()
+    for node in [n for n in copy.graph if is_standard(n, "DequantizeLinear")]:
+        for maker in filter(None, (value.producer() for value in inputs_of(node))):
+            if (tensor := tensor_in(maker)) is not None:
+                become_initializer(maker, tensor, copy.graph)
+    multiply_packed(copy, copied)
+    return prune(copy)
+
+
 @dataclass(frozen=True)
 class StoredWeight:
-    """A low-bit matrix W of ``rows`` x ``columns``, with a scale (and zero point) per ``block`` of a row.
+    """A low-bit matrix W of ``rows`` x ``columns``, with a scale and zero point per ``block`` of a row, or per column.
 
     Attributes:
         made: the DequantizeLinear that reads it.
         numbers, scales, points: the inputs of this node; None without zero points.
         rows, columns: the sizes of W.
-        block: the number of consecutive weights in a row with the same scale.
+        block: the number of consecutive weights in a row with the same scale; 0 if each column, or all of W, has one.
+        point: the zero point of all columns, if block is 0.
     """
 
     made: ir.Node
@@ -71,6 +91,7 @@ class StoredWeight:
     rows: int
     columns: int
     block: int
+    point: int = 0
 
     @property
     def bits(self) -> int:
@@ -105,27 +126,41 @@ def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
         x, w = node.inputs[:2]
         source = before_swap(w)
         weight = _stored_weight(w if source is None else source)
-        if weight is not None and x is not None and x.dtype == ir.DataType.FLOAT and len(shape_of(x) or ()) >= 2:
+        if weight is not None and x is not None and len(shape_of(x) or "??") >= 2:
             yield StoredProduct(node, weight, (source is not None) != bool(attrs.get("transB")))
 
 
 def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
-    """Return the low-bit matrix that ``value`` is dequantized from; None unless blocks of each row share a scale."""
+    """Return the low-bit matrix that ``value`` is dequantized from; None if its scales belong to blocks of columns."""
     node = made_by(value, "DequantizeLinear")
     if node is None:
         return None
     numbers, scales, points = (*node.inputs, None, None)[:3]
     if numbers is None or scales is None or any(v is not None and not v.is_initializer() for v in node.inputs):
         return None
-    sizes, attrs = shape_of(numbers), attributes(node)
-    block = attrs.get("block_size", 0)
+    sizes, axis, block = shape_of(numbers), node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
     fits = numbers.dtype in _BITS and scales.dtype == ir.DataType.FLOAT and numbers.const_value is not None
-    if not fits or sizes is None or len(sizes) != 2 or attrs.get("axis", 1) not in (1, -1) or block < 2:
+    if not fits or sizes is None or len(sizes) != 2:
         return None
     rows, columns = sizes
-    if not isinstance(rows, int) or not isinstance(columns, int) or not rows * columns or columns % block:
+    if not isinstance(rows, int) or not isinstance(columns, int) or not rows * columns:
         return None
-    return StoredWeight(node, numbers, scales, points, rows, columns, block)
+    is_of_rows = axis in (0, -2)
+    if block:
+        fits = not is_of_rows and block > 1 and not columns % block
+        return StoredWeight(node, numbers, scales, points, rows, columns, block) if fits else None
+    if is_of_rows and shape_of(scales) == (rows,):
+        return StoredWeight(node, numbers, scales, points, rows, columns, columns)
+    point = [0] if points is None else _different(points)
+    return StoredWeight(node, numbers, scales, None, rows, columns, 0, *point) if len(point) == 1 else None
+
+
+def _different(points: ir.Value) -> list[int]:
+    """Return the different zero points, sorted; an empty list if they lie in another file."""
+    tensor = points.const_value
+    if tensor is None or isinstance(tensor, ir.ExternalTensor):  # lowering does not read external data
+        return []
+    return [int(point) for point in np.unique(tensor.numpy())]
 
 
 class Writer:
@@ -138,9 +173,25 @@ class Writer:
 
     def write(self, product: StoredProduct, copied: bool) -> None:
         written = self._by_matmul_nbits(product) if copied and product.turned else None
-        self.replace(product, self._by_strips(product) if written is None else written)
+        if written is None:
+            self.replace(product, partial(self._by_strips, self._strips(product), product.turned))
+        else:
+            self._put(product, written)
 
-    def replace(self, product: StoredProduct, written: Var) -> None:
+    def replace(self, product: StoredProduct, multiply: Callable[[Var], Var]) -> None:
+        """Replace the product with ``multiply(x)``, the product with the stored numbers times the scales of blocks."""
+        op, weight = self.op, product.weight
+        op.scope = product.node.name or ""
+        x = op.wrap(product.node.inputs[0])
+        assert x is not None
+        if weight.block:
+            self._put(product, multiply(x))
+        elif product.turned:
+            self._put(product, multiply(x * op.wrap(weight.scales)))
+        else:
+            self._put(product, multiply(x) * op.wrap(weight.scales))
+
+    def _put(self, product: StoredProduct, written: Var) -> None:
         """Replace the product with ``written``, plus the summand of a Gemm."""
         summand = self.editor.op.wrap((*product.node.inputs, None)[2])
         self.editor.replace(product.node, written if summand is None else written + summand)
@@ -148,8 +199,9 @@ class Writer:
     def _by_matmul_nbits(self, product: StoredProduct) -> Var | None:
         """Return the product by MatMulNBits; None if it does not support the weight."""
         node, weight = product.node, product.weight
-        points = self._zero_points(weight)
-        if points is None or weight.block not in _BLOCKS or weight.has_sign:
+        is_supported = weight.block in _BLOCKS and not weight.has_sign and shape_of(node.inputs[0]) is not None
+        points = self._zero_points(weight) if is_supported else None
+        if points is None:
             return None
         sizes = {"K": weight.columns, "N": weight.rows, "bits": weight.bits, "block_size": weight.block}
         packed = (weight.rows, weight.columns // weight.block, weight.block * weight.bits // 8)
@@ -174,16 +226,13 @@ class Writer:
             return []
         return [self.op.const(np.frombuffer(tensor.tobytes(), np.uint8))] if fits else None
 
-    def _by_strips(self, product: StoredProduct) -> Var:
-        """Return the product computed with strips W₁, W₂, … of W.
+    def _by_strips(self, strips: list[Var], turned: bool, x: Var) -> Var:
+        """Return the product of ``x`` with W or (``turned``) Wᵀ, from strips W₁, W₂, … of W.
 
         ``x · Wᵀ`` is the concatenation of ``x · Wᵢᵀ``, and ``x · W`` the sum of ``xᵢ · Wᵢ`` with slices xᵢ of x.
         """
-        op, strips = self.op, self._strips(product)
-        op.scope = product.node.name or ""
-        x = self.editor.op.wrap(product.node.inputs[0])
-        assert x is not None
-        if product.turned:
+        op = self.op
+        if turned:
             parts = [x @ op.Transpose(w, perm=[1, 0]) for w in strips]
             return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)
         if len(strips) == 1:
@@ -216,14 +265,16 @@ class Writer:
         return made
 
     def _float_rows(self, weight: StoredWeight, begin: int, count: int, axis: int, more: int) -> Var:
-        blocks = weight.columns // weight.block
-        kind, first, several = weight.numbers.dtype, begin * blocks, count * blocks
+        kind, block = weight.numbers.dtype, weight.block or 1
         assert kind is not None
-        shape = (several, weight.block, *[1] * more)
+        first, several = begin * weight.columns // block, count * weight.columns // block
+        numbers = self.view(weight.numbers, kind, (several, block, *[1] * more), first * block)
+        if weight.block:
+            scales = self.view(weight.scales, ir.DataType.FLOAT, (several,), first)
+            points = None if weight.points is None else self.view(weight.points, kind, (several,), first)
+        else:
+            scales, points = self.op.const(1.0), self.op.const(weight.point, kind) if weight.point else None
         axis = axis if axis >= 0 else axis - more  # the first axis in both spellings
-        numbers = self.view(weight.numbers, kind, shape, first * weight.block)
-        scales = self.view(weight.scales, ir.DataType.FLOAT, (several,), first)
-        points = None if weight.points is None else self.view(weight.points, kind, (several,), first)
         made = self.op.DequantizeLinear(numbers, scales, points, axis=axis)
         return self.op.Reshape(made, [count, weight.columns])
 

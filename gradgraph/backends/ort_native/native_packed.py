@@ -6,6 +6,9 @@ written, and no session keeps a prepacked copy.
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.packed_products import StoredProduct, Writer, stored_products
@@ -26,24 +29,29 @@ def multiply_stored(model: ir.Model) -> None:
     writer = Writer(Editor(model))
     with writer.editor.replacing_many():
         for product in products:
-            writer.replace(product, _by_kernel(writer, product))
+            writer.replace(product, partial(_by_kernel, writer, product))
 
 
 def _fits(product: StoredProduct) -> bool:
-    x = product.node.inputs[0]
-    return product.weight.block % UNIT == 0 and x is not None and len(shape_of(x) or ()) <= library.MOST_AXES
+    x, block = product.node.inputs[0], product.weight.block or product.weight.columns
+    dims = shape_of(x)
+    return block % UNIT == 0 and dims is not None and len(dims) <= library.MOST_AXES
 
 
-def _by_kernel(writer: Writer, product: StoredProduct) -> Var:
+def _by_kernel(writer: Writer, product: StoredProduct, x: Var) -> Var:
     weight, op = product.weight, writer.op
-    blocks = weight.rows * (weight.columns // weight.block)
-    x = op.wrap(product.node.inputs[0])
-    assert x is not None
-    op.scope = product.node.name or ""
-    inputs = [x, writer.view(weight.numbers, ir.DataType.UINT8, (weight.nbytes,)), op.wrap(weight.scales)]
+    block = weight.block or weight.columns
+    blocks = weight.rows * (weight.columns // block)
+    scales = op.wrap(weight.scales) if weight.block else op.const(np.ones(blocks, np.float32))
+    inputs = [x, writer.view(weight.numbers, ir.DataType.UINT8, (weight.nbytes,)), scales]
+    size = (blocks * weight.bits + 7) // 8
     if weight.points is not None:
-        inputs.append(writer.view(weight.points, ir.DataType.UINT8, ((blocks * weight.bits + 7) // 8,)))
-    sizes = {"N": weight.rows, "K": weight.columns, "bits": weight.bits, "block_size": weight.block}
+        inputs.append(writer.view(weight.points, ir.DataType.UINT8, (size,)))
+    elif weight.point:
+        inputs.append(
+            op.const(np.full(size, weight.point % 2**weight.bits * (17 if weight.bits == 4 else 1), np.uint8))
+        )
+    sizes = {"N": weight.rows, "K": weight.columns, "bits": weight.bits, "block_size": block}
     shape = (*(x.shape or ())[:-1], weight.rows if product.turned else weight.columns)
     kinds = {"by_rows": int(product.turned), "signed": int(weight.has_sign)}
     return kernel(op, "PackedMatMul", library.DOMAIN, inputs, shape, **sizes, **kinds)

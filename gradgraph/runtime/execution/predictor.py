@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.backends.ort_cpu.packed_products import with_stored_weights
 from gradgraph.data.arrays.batch import Array, BatchChecker
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.data.record.specs import TensorSpec, dtype_name
@@ -19,6 +20,7 @@ from gradgraph.runtime.execution.frozen_weights import computes_with_weights, pr
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.session import (
+    CPU,
     Device,
     Placement,
     RuntimeOptions,
@@ -70,11 +72,14 @@ class Predictor:
         self.names = DataNames.read_from(model.metadata_props)
         self.probable = {o.name or "" for o in model.graph.outputs if is_probable(o)}
         self._checker = BatchChecker(self.specs.values())
+        placement, in_few_bits = Placement.choose(device), _in_few_bits(model)
+        if in_few_bits and placement.providers[0] == CPU:
+            model = with_stored_weights(model, packs)
         proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
-        if not packs and (_in_few_bits(model) or computes_with_weights(proto)):
+        if not packs and (in_few_bits or computes_with_weights(proto)):
             options, proto = RuntimeOptions(optimization="none"), in_good_order(proto, self.specs, ())
-        self._session = create_session(proto, Placement.choose(device), options, weights, packs=packs)
+        self._session = create_session(proto, placement, options, weights, packs=packs)
 
     @property
     def fixed_rows(self) -> int | None:
