@@ -12,7 +12,9 @@ one tensor at a time, while the file is written: neither the floats nor the inte
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from gradgraph.graph.shapes import all_sizes, recorded_shape, stored_sizes
 from gradgraph.passes.normal.edit import replace_value
 
 Array = np.ndarray[Any, Any]
+_MOST_THREADS = 4  # that compute scales: each holds a few copies of the magnitudes of a weight
 Known = set[ir.Value]  # the values that depend on stored values only
 
 
@@ -42,14 +45,13 @@ def store_integers(model: ir.Model, lazily: bool = False) -> None:
     if QUANTISED not in model.metadata_props:
         return
     graph, known = model.graph, _computable(model.graph)
-    for node in [n for n in graph if is_standard(n, "QuantizeLinear", "DequantizeLinear")]:
+    pairs = [n for n in graph if is_standard(n, "QuantizeLinear", "DequantizeLinear")]
+    scales = [v for v in dict.fromkeys(inputs_of(n)[1] for n in pairs) if v in known and _is_computed(v)]
+    for scale, tensor in zip(scales, _tensors(scales, model), strict=True):
+        known.add(_store(scale, tensor, graph))
+    for node in pairs:
         for value, tensor in _stored_for(node, known, model, lazily):
-            new = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-            new.const_value = tensor
-            replace_value(value, new)
-            value.name = None
-            graph.register_initializer(new)
-            known.add(new)
+            known.add(_store(value, tensor, graph))
     prune_graph(graph, shorten=False)
     unread = {v for v in graph.initializers.values() if not is_wanted(v)}
     graph.inputs[:] = [v for v in graph.inputs if v not in unread]  # in IR version 3, initializers are inputs, too
@@ -66,16 +68,28 @@ def _computable(graph: ir.Graph) -> Known:
     return known
 
 
+def _store(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> ir.Value:
+    """Replace ``value`` with an initializer that contains ``tensor``, and return it."""
+    new = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+    new.const_value = tensor
+    replace_value(value, new)
+    value.name = None
+    graph.register_initializer(new)
+    return new
+
+
+def _is_computed(value: ir.Value) -> bool:
+    maker = value.producer()
+    return maker is not None and maker.op_type != "Constant"
+
+
 def _stored_for(
     node: ir.Node, known: Known, model: ir.Model, lazily: bool
 ) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """Yield each value to store at ``node``, or at a Clip after it, and its tensor."""
-    x, scale = inputs_of(node)[:2]
-    maker = scale.producer()
-    if maker is not None and maker.op_type != "Constant" and scale in known:
-        yield scale, _tensor(scale, model)
+    """Yield each value to store at ``node`` besides its scale, or at a Clip after it, and its tensor."""
+    x = inputs_of(node)[0]
     if is_standard(node, "DequantizeLinear") and made_by(x, "Cast") is not None and x in known:
-        yield x, _tensor(x, model)
+        yield x, _tensors([x], model)[0]
     if is_standard(node, "QuantizeLinear") and known.issuperset(inputs_of(node)):
         kind = _integer_type(node)
         if kind in INTEGER_RANGES:
@@ -84,9 +98,11 @@ def _stored_for(
             yield (clip or node).outputs[0], _integers(node, kind, clip, model, lazily)
 
 
-def _tensor(value: ir.Value, model: ir.Model) -> ir.TensorProtocol:
-    (numbers,) = _reader([value], model)()
-    return ir.tensor(numbers, name=value.name)
+def _tensors(values: Sequence[ir.Value], model: ir.Model) -> list[ir.TensorProtocol]:
+    """Compute values that depend on stored values only, on several threads."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as workers:
+        computed = workers.map(lambda read: read()[0], [_reader([value], model) for value in values])
+        return [ir.tensor(numbers, name=v.name) for v, numbers in zip(values, computed, strict=True)]
 
 
 def _integers(

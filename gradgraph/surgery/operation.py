@@ -65,10 +65,13 @@ def log_matches(what: str, layers: Sequence[str], kind: str = "layer") -> None:
 
 def learn_sizes(work: ir.Model) -> None:
     """Infer missing types and shapes of node outputs, in place."""
+    unknown = [v for node in work.graph for v in node.outputs if v.type is None or v.shape is None]
+    if not unknown:
+        return
     copy = work.clone()
     infer_shapes(copy)
     known = {v.name: v for v in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)) if v.name}
-    for value in (v for node in work.graph for v in node.outputs):
+    for value in unknown:
         found = known.get(value.name or "")
         if found is None:
             continue
