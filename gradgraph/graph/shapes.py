@@ -218,8 +218,8 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
-    "Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor BitwiseAnd BitwiseOr BitwiseXor "
-    "BitwiseNot BitShift"
+    "Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor BitwiseAnd "
+    "BitwiseOr BitwiseXor BitwiseNot BitShift"
 )
 _ELEMENTWISE = frozenset(_NAMES.split())
 

@@ -131,9 +131,14 @@ def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: fl
     point([-3.0, 3.0], gives=[[0.0, 1.0]]),
 )
 def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    return (hard_swish_gradient(op, dy, x),)
+
+
+@named_operator("HardSwishGrad", case(real(2, 3), uniform(-4.0, 4.0, 2, 3)), case(real(0), real(0)), like=[1])
+def hard_swish_gradient(op: Builder, dy: Var, x: Var) -> Var:
     u = x * (1.0 / 6.0)
     inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # where the Clip below does not saturate
-    return (dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside),)  # one Where costs as much as four of these nodes
+    return dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside)  # one Where costs as much as four of these nodes
 
 
 # --- exponential for x < 0 -------------------------------------------------------------------------------

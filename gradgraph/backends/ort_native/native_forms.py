@@ -112,6 +112,12 @@ def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Written | None:
     return _program(op, [dy, x, y], x, "ClipGrad 0 1 2")
 
 
+@form("HardSwishGrad", case(real(8), KINKS / 2))
+def hard_swish_in_one_pass(op: Builder, dy: Var, x: Var) -> Written | None:
+    slope = (f"Mul 1 {written_number(1 / 6)}", "Add 2 #0.5", "Max 3 #0", "Min 4 #1", "Abs 1", "Less 6 #3", "Mul 2 7")
+    return _program(op, [dy, x], x, *slope, "Add 5 8", "Mul 0 9")
+
+
 @form("SiluGrad")
 def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Written | None:
     return _program(op, [dy, y, gate], y, "SiluGrad 0 1 2")

@@ -40,7 +40,7 @@ POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 ELEMENTWISE = (
     *("Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Greater", "GreaterOrEqual"),
     *("HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or"),
-    *("Pow", "Reciprocal", "Sigmoid", "Sign", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "Where"),
+    *("Pow", "Reciprocal", "Sigmoid", "Sign", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where"),
 )
 
 
