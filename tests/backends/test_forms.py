@@ -14,7 +14,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.files.models import to_proto
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import RULES, Case, Rule, case, real
-from tests.kit.form_kit import one_call, problems_of_form, problems_of_rule
+from tests.kit.form_kit import gradient_of, one_call, problems_of_form, problems_of_rule
 from tests.kit.running import run
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.lowering.forms]
@@ -48,6 +48,23 @@ def test_the_slope_of_relu_at_its_kink() -> None:
     y = np.array([0.0, -0.0, 1e-39, 1.2e-38, 3e38, np.inf, np.nan], np.float32)
     (dx,) = run(to_proto(lowered), {"x0": np.full(7, 2.0, np.float32), "x1": y}).values()
     np.testing.assert_allclose(dx, [0, 0, 0.68, 2, 2, 2, np.nan], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("graph", "x", "slopes"),
+    [
+        ("y0 = HardSwish(x0)", [-np.inf, -3.0, 3.0, np.inf, np.nan], [0.0, 0.0, 1.0, 1.0, 1.0]),
+        ("y0 = Clip(x0, low, high)", [-np.inf, -1e-39, -0.0, 6.0, np.inf, np.nan], [0.0, 0.0, 1.0, 1.0, 0.0, np.nan]),
+        ("y0 = Clip(x0, low)", [-np.inf, -1.2e-38, -1e-39, 0.0, np.inf, np.nan], [0.0, 0.0, 0.915, 1.0, 1.0, np.nan]),
+    ],
+)
+def test_slopes_at_infinity_and_nan(graph: str, x: list[float], slopes: list[float]) -> None:
+    """The conventions of lowered forms, which differ from the portable ones there and below normal numbers."""
+    bounds = "low = Constant<value = real {0.0}>()  high = Constant<value = real {6.0}>()  "
+    _, model = gradient_of(RULES["", "Identity"], case(real(len(x)), graph=bounds + graph))
+    lowered = lower(model, ORT_CPU, lambda call, forms: forms)
+    feeds = {"x0": np.array(x, np.float32), "y0.cotangent": np.ones(len(x), np.float32)}
+    np.testing.assert_allclose(run(to_proto(lowered), feeds)["x0.grad"], slopes, rtol=1e-3)
 
 
 def times(factor: float, serves: bool = True) -> Form:

@@ -104,7 +104,13 @@ def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelPro
 
 
 def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
-    """Return the model of a case and its feeds: the case's graph, or one node with literals as initializers."""
+    """Return the model of a case and its feeds: one node with literals as initializers, or the case's graph.
+
+    For a named operator, that graph computes what it is the gradient of.
+    """
+    if case.graph and domain == DOMAIN:
+        trial, gradient = gradient_of(RULES["", "Identity"], case, unknown=unknown)  # a rule in name only
+        return gradient, trial.feeds | _cotangents(trial, gradient, np.float32)
     if case.graph:
         trial = cases.trial(RULES[domain, op_type], case, unknown=unknown, dtype=np.float32)
         return normalise(trial.model, parameters=trial.wrt), trial.feeds
@@ -168,10 +174,7 @@ def problems_of_rule(
     count = max((len(backend.forms_of(n)) for n in model.graph), default=0)
     if not count and not any(operator_of(n) for n in model.graph):
         return []
-    rng = np.random.default_rng(0)
-    ys = Oracle(trial.model)(trial.feeds)
-    sizes = {f"{y}.cotangent": _sizes(model, f"{y}.cotangent", ys[y]) for y in trial.read}
-    feeds = trial.feeds | {name: rng.uniform(-1, 1, shape).astype(dtype) for name, shape in sizes.items()}
+    feeds = trial.feeds | _cotangents(trial, model, dtype)
     if dtype is np.float64 and not _runs(portable(model), feeds):
         return []
     choices: list[Callable[..., Any] | None] = [None]
@@ -181,6 +184,13 @@ def problems_of_rule(
     for choose in choices:
         found += differences(portable(model), to_proto(lower(model.clone(), backend, choose)), feeds)
     return found
+
+
+def _cotangents(trial: cases.Trial, gradient: ir.Model, dtype: type[np.floating[Any]]) -> Feeds:
+    rng = np.random.default_rng(0)
+    ys = Oracle(trial.model)(trial.feeds)
+    sizes = {f"{y}.cotangent": _sizes(gradient, f"{y}.cotangent", ys[y]) for y in trial.read}
+    return {name: rng.uniform(-1, 1, shape).astype(dtype) for name, shape in sizes.items()}
 
 
 def _sizes(model: ir.Model, name: str, like: np.ndarray) -> list[int]:

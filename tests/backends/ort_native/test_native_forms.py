@@ -20,7 +20,8 @@ from tests.kit.form_kit import gradient_of, one_call, problems_of_form, problems
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.lowering.forms]
 NATIVE = {f.op_type for f in ORT_NATIVE.lowering.forms}
 # operators in whose gradients kernels are written for the small tensors of cases
-WITH_KERNELS = set("BatchNormalization Clip Conv Gelu HardSwish LayerNormalization MaxPool Relu Softmax".split())
+WITH_KERNELS = {"BatchNormalization", "Clip", "Conv", "Gelu", "HardSwish", "LayerNormalization", "MaxPool", "Relu"}
+WITH_KERNELS |= {"Softmax"}
 CASES = {
     kernels: [
         pytest.param(r, c, id=f"{r.op_type}-{i}")
