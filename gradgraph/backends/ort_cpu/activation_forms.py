@@ -38,7 +38,8 @@ def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
 # in float32, 3 · THIRD is the number after 1, so that exactly |x| ≥ 3 leads to numbers below EDGE
 THIRD = float(np.nextafter(np.float32(1 / 3), np.float32(1.0)))
 EDGE = float(np.nextafter(np.float32(-0.5), np.float32(-1.0)))
-PLATEAUS = np.array([*np.nextafter(np.float32([3, 3, -3, -3]), np.float32([9, 0, 0, -9])), 3, -3, 0, -0.0], np.float32)
+PLATEAUS = np.array([3.0, 3.0, 3.0, -3.0, -3.0, -3.0, 0.0, -0.0], np.float32)
+PLATEAUS = np.nextafter(PLATEAUS, np.array([0.0, 3.0, 9.0, 0.0, -3.0, -9.0, 0.0, 0.0], np.float32))
 
 
 @form("HardSwishGrad", case(real(8), PLATEAUS), case(real(4_001), np.linspace(-5.0, 5.0, 4_001, dtype=np.float32)))
@@ -115,7 +116,7 @@ def _clip_bounds(x: Var, y: Var) -> tuple[float, float] | None:
     known = {end: constant_of(value) for end, value in given.items() if value is not None}
     if x.value.dtype != ir.DataType.FLOAT or not known or any(b is None or not _has_ramp(b) for b in known.values()):
         return None
-    low, high = (float(known.get(end, end)) for end in (-math.inf, math.inf))
+    low, high = (end if (b := known.get(end)) is None else float(b) for end in (-math.inf, math.inf))
     return low, high
 
 
