@@ -22,6 +22,7 @@ from gradgraph.backends.ort_cpu.blocked.cheapest_layout import write_blocked_for
 from gradgraph.backends.ort_cpu.cheap_recomputation import recompute_cheap_values
 from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
+from gradgraph.backends.ort_cpu.conv.conv_sequences import write_images
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.backends.ort_cpu.float16_rounding import round_in_between
 from gradgraph.backends.ort_cpu.integer_groups import hide_integer_groups, show_integer_groups
@@ -37,6 +38,7 @@ PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rew
 HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
 FEW_ROWS = Rewrite(stack_products, "products of few rows read their weight once; forms then see a single product")
 HEADS = Rewrite(attend_by_heads, "scores stay in the cache; forms would see them as a whole")
+SEQUENCES = Rewrite(write_images, "a convolution of sequences has few forms, and its images have many")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution before it share passes; forms would split them")
 CHEAP = Rewrite(recompute_cheap_values, "the clean-up, which merges equal nodes, has run, so copies stay")
 NUMBERS = Rewrite(reshape_numbers, "scalars get the rank of the tensors that forms combine them with")
@@ -50,6 +52,7 @@ LOWERING = Lowering(
         FEW_ROWS,
         Rewrite(share_states, "the forward loop saves what the backward loop needs; forms see neither"),
         HEADS,
+        SEQUENCES,
         NORMS,
     ),
     forms=FORMS,

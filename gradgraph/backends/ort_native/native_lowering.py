@@ -13,6 +13,7 @@ from gradgraph.backends.ort_cpu.cpu_lowering import (
     NORMS,
     NUMBERS,
     PACKED,
+    SEQUENCES,
     SHOWN,
 )
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
@@ -40,6 +41,7 @@ LOWERING = Lowering(
         Rewrite(partial(share_states, run_of=run_of), "an LSTM with a kernel is one call forward and one backward"),
         Rewrite(fold_attentions, "scores and probabilities are never written; forms would separate them"),
         HEADS,
+        SEQUENCES,
         NORMS,
     ),
     forms=FORMS,

@@ -22,6 +22,7 @@ from gradgraph.passes.normal.spelling.defaults import write_defaults
 from gradgraph.passes.normal.spelling.explicit_pads import write_pads
 from gradgraph.passes.normal.spelling.fake_quantization import write_fake_quantization
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
+from gradgraph.passes.normal.spelling.padded_convolutions import merge_pads
 from gradgraph.passes.normal.spelling.precision import compute_in_float32
 from gradgraph.passes.normal.spelling.recurrent_layers import write_recurrent
 from gradgraph.passes.normal.spelling.repair import repair, write_conditions
@@ -95,6 +96,7 @@ AT_ONE_OPSET = (
     ),
     Rewrite(_write_all_defaults, "explicit pads need strides and dilations"),
     Rewrite(write_pads, "all sizes that can be are known", then=(_write_all_defaults, infer_shapes, correct_shapes)),
+    Rewrite(merge_pads, "pads, strides and dilations are explicit"),
     Rewrite(rename_wrong_dims, "all sizes that can be are known, and losses derive target sizes from outputs"),
     Rewrite(write_conditions, "no Loop is written later; some runtimes read a missing condition as false"),
     Rewrite(remove_unused, "every pass above leaves unread nodes behind"),

@@ -320,20 +320,24 @@ def pad(op: Builder, call: Call) -> Written:
 def _means(op: Builder, x: Var) -> Var:
     """Return the mean per channel and image, [N, C, 1, 1], which is the same in NCHWc and NCHW."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
-    pieces = _piece_count(size)
+    pieces, piece = _pieces(size)
     if pieces == 1:
         return kernel(op, "GlobalAveragePool", BLOCKED, [x], (images, channels, 1, 1))
-    cut = op.Reshape(x, [1, -1, size[0] // pieces, size[1]])
+    cut = op.Reshape(x, [1, -1, *piece])
     each = kernel(op, "GlobalAveragePool", BLOCKED, [cut], (1, None, 1, 1))
     return op.Reshape(op.ReduceMean(_by_piece(op, each, channels, pieces), [2], keepdims=0), [-1, channels, 1, 1])
 
 
-def _piece_count(size: list[int]) -> int:
-    """Return the number of runs of rows ("pieces") whose pixels are summed separately, for images of this size.
+def _pieces(size: list[int]) -> tuple[int, tuple[int, int]]:
+    """Return the number of pieces of an image whose pixels are summed separately, and the size of each.
 
-    Summing 128 px pixel by pixel has seven times the rounding error of runs of four rows, which take no longer.
+    A piece is a run of rows, or of pixels of a single row. Summing 128 px pixel by pixel has seven times the rounding
+    error of runs of four rows, which take no longer.
     """
-    return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
+    high, wide = size
+    length = high if high > 1 else wide
+    count = max(r for r in range(1, length + 1) if length % r == 0 and 16 * r * r <= max(high * wide, 16))
+    return count, (high // count, wide) if high > 1 else (1, wide // count)
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
@@ -366,8 +370,8 @@ def global_average(op: Builder, call: Call) -> Written:
 def _dots(op: Builder, x: Var, y: Var) -> Var:
     """Return ``Σ x·y`` per channel, computed by a convolution whose filters are the pieces of images of y."""
     images, channels, high, wide = _dims(x)
-    pieces = _piece_count([high, wide])
-    maps, size = images * channels * pieces, (high // pieces, wide)
+    pieces, size = _pieces([high, wide])
+    maps = images * channels * pieces
     whole = Windows(size, (1, 1), (1, 1), (0, 0), (0, 0))
     each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
     of_image = op.ReduceSum(_by_piece(op, each, channels, pieces), [2], keepdims=0)

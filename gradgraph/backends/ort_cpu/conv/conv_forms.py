@@ -6,7 +6,8 @@
 | dx | the same; with a stride, by phases     | images innermost    | product per image  | blocked   |
 | dw | rows in blocks, or a Scan over images  | images innermost    | product per image  | blocked   |
 
-Maps of few windows are also tiled where whole tiles save enough (4 and 7 pixels high).
+Maps of few windows are also tiled where whole tiles save enough (4 and 7 pixels high). Sequences (images of height 1)
+are blocked, too; their dw is computed tap by tap (``conv_taps``) or in a Scan.
 
 The docstring of each form says where it is worth using. Times were measured with onnxruntime 1.31 on two AVX512 cores,
 relative to PyTorch 2.13, float32, 8 to 64 images. Numbers of windows count one image, and numbers of channels count x,
@@ -20,6 +21,7 @@ from gradgraph.backends.ort_cpu.conv import (
     conv_pointwise,
     conv_rows,
     conv_scan,
+    conv_taps,
     conv_winograd,
 )
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
@@ -46,6 +48,7 @@ FORMS.ask_in_order(
     conv_blocks.blocked_dw,
     conv_patches.blocked_patches_dw,
     conv_pointwise.per_image_dw,
+    conv_taps.each_tap_dw,
     conv_rows.rows_dw,
     conv_images.images_innermost_dw,
     conv_scan.scan_both_sides_dw,
