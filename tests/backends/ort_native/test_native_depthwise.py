@@ -69,7 +69,10 @@ SHAPES = [
     Shape(0, 16, (8, 8)),
     Shape(2, 7, (5, 6)),
     Shape(2, 19, (11, 35), (5, 3), (2, 1, 2, 1), (2, 2)),
-    Shape(1, 16, (150, 90), strides=(2, 2)),  # too large for the cache in blocks
+    Shape(2, 24, (6, 6), (5, 5), (2, 2, 2, 2), (2, 2)),  # a block that is half full
+    Shape(9, 16, (3, 3), (5, 5), (2, 2, 2, 2)),
+    Shape(1, 3, (37, 300), (3, 5), (1, 2, 1, 2)),
+    Shape(1, 16, (150, 120), strides=(2, 2)),  # too large for the cache in blocks
 ]
 PLACED = [(shape, block) for shape in SHAPES for block in (1, 8, 16) if shape.channels % block == 0]
 
@@ -146,15 +149,17 @@ def test_it_is_as_exact_as_float32(shape: Shape, kind: int, block: int) -> None:
 
 
 @pytest.mark.sweep(0.4)
-@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize(("channels", "block"), [(3, 1), (16, 1), (16, 16)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("columns", [20, 24])
-def test_what_is_not_finite_reaches_no_more_than_it_should(columns: int, strides: tuple[int, int], block: int) -> None:
-    shape = Shape(3, 16, (6, columns), strides=strides)
+def test_what_is_not_finite_reaches_no_more_than_it_should(
+    columns: int, strides: tuple[int, int], channels: int, block: int
+) -> None:
+    shape = Shape(3, channels, (6, columns), strides=strides)
     for special in (np.inf, -np.inf, np.nan):
         for role in ("x", "dy"):
             data = shape.drawn()
-            data[role][1, 2, 0, 0] = data[role][0, 5, -1, -1] = data[role][2, 9, 2, 7] = special
+            data[role][1, 2, 0, 0] = data[role][0, 5 % channels, -1, -1] = data[role][2, 9 % channels, 2, 7] = special
             with np.errstate(invalid="ignore"):
                 wanted = exact(shape, data)
             assert not all(np.isfinite(a).all() for a in wanted.values())
