@@ -110,6 +110,12 @@ def batch_normalization_gradient(kind: str) -> Between:
 
 X, Y, WIDE = (3, C, 6, 5), (3, C, 2, 2), (3, C, 6, 4)
 OPEN = ("n", C, 6, 5)
+NORMALIZED = {  # means and sums per channel are computed in another order for many images, and for large ones
+    "": X,
+    ", large images": (3, C, 12, 8),
+    ", many images": (9, C, 3, 3),
+    ", many large images": (9, C, 12, 8),
+}
 CASES: dict[str, tuple[Between, list[Any]]] = {
     "relu": (lambda op, x: op.Relu(x), [X]),
     "open batch": (lambda op, x: op.Tanh(x) * 2.0, [OPEN]),
@@ -167,9 +173,15 @@ CASES: dict[str, tuple[Between, list[Any]]] = {
     "split": (lambda op, x: op.Split(op.Relu(x), [BLOCK, BLOCK], axis=1, outputs=2), [OPEN]),
     "pad": (lambda op, x: op.Pad(x, [0, 0, 1, 2, 0, 0, 0, 3]), [X]),
     "pad by a number, and crop": (lambda op, x: op.Pad(x, [0, 0, 2, -1, 0, 0, -1, 3], -1.5), [OPEN]),
-    "norm": (lambda op, *v: batch_normalization(op, *v, momentum=0.0, epsilon=0.1), [X, (C,), (C,)]),
-    "norm backwards": (batch_normalization_gradient(""), [X, X, (C,)]),
-    "norm backwards, unscaled": (batch_normalization_gradient("Unscaled"), [X, X, (C,)]),
+    **{
+        f"norm{which}": case
+        for images, x in NORMALIZED.items()
+        for which, case in {
+            images: (lambda op, *v: batch_normalization(op, *v, momentum=0.0, epsilon=0.1), [x, (C,), (C,)]),
+            f"{images} backwards": (batch_normalization_gradient(""), [x, x, (C,)]),
+            f"{images} backwards, unscaled": (batch_normalization_gradient("Unscaled"), [x, x, (C,)]),
+        }.items()
+    },
     "residual": (lambda op, x, c: op.Relu(x * op.Reshape(c, [C, 1, 1]) + op.Sigmoid(x)), [X, (C,)]),
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked import pool_by_axis
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
+from gradgraph.backends.ort_cpu.linear_forms import FEWEST_ROWS
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.graph.builder import Builder, Var, Written
@@ -319,13 +320,21 @@ def pad(op: Builder, call: Call) -> Written:
 
 def _means(op: Builder, x: Var) -> Var:
     """Return the mean per channel and image, [N, C, 1, 1], which is the same in NCHWc and NCHW."""
+    _, channels, *size = _dims(x)
+    (pieces, _), each = _pieces(size), _means_of_pieces(op, x)
+    if pieces == 1:
+        return each
+    return op.Reshape(op.ReduceMean(_by_piece(op, each, channels, pieces), [2], keepdims=0), [-1, channels, 1, 1])
+
+
+def _means_of_pieces(op: Builder, x: Var) -> Var:
+    """Return the mean per channel and piece (see ``_pieces``), in NCHWc."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
     pieces, piece = _pieces(size)
     if pieces == 1:
         return kernel(op, "GlobalAveragePool", BLOCKED, [x], (images, channels, 1, 1))
     cut = op.Reshape(x, [1, -1, *piece])
-    each = kernel(op, "GlobalAveragePool", BLOCKED, [cut], (1, None, 1, 1))
-    return op.Reshape(op.ReduceMean(_by_piece(op, each, channels, pieces), [2], keepdims=0), [-1, channels, 1, 1])
+    return kernel(op, "GlobalAveragePool", BLOCKED, [cut], (1, None, 1, 1))
 
 
 def _pieces(size: list[int]) -> tuple[int, tuple[int, int]]:
@@ -374,8 +383,32 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
     maps = images * channels * pieces
     whole = Windows(size, (1, 1), (1, 1), (0, 0), (0, 0))
     each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
-    of_image = op.ReduceSum(_by_piece(op, each, channels, pieces), [2], keepdims=0)
-    return op.Reshape(op.ReduceSum(of_image, [0], keepdims=0), [channels])
+    return _channel_sums(op, each, x)
+
+
+def _channel_sums(op: Builder, each: Var, x: Var) -> Var:
+    """Return the sum per channel of ``each``, one number per piece (see ``_pieces``) and channel of x, in NCHWc.
+
+    With ``FEWEST_ROWS`` images or more, a product sums over the images first (see ``linear_forms.row_of_ones``). For 32
+    images of 64 to 960 channels, this takes 0.05 to 0.6 of the time of summing the pieces of each image first, or of
+    ReduceMean over images and pieces. For fewer images, it takes up to 2.5 times as long.
+    """
+    images, channels, *size = _dims(x)
+    (pieces, _), block = _pieces(size), nchwc_block()
+    if images < FEWEST_ROWS:
+        of_image = op.ReduceSum(_by_piece(op, each, channels, pieces), [2], keepdims=0)
+        return op.Reshape(op.ReduceSum(of_image, [0], keepdims=0), [channels])
+    total = op.ReduceSum(op.Reshape(each, [images, channels * pieces]), [0], keepdims=0)
+    of_pieces = op.Reshape(total, [channels // block, pieces, block])
+    return op.Reshape(op.ReduceSum(of_pieces, [1], keepdims=0), [channels])
+
+
+def _channel_means(op: Builder, x: Var) -> Var:
+    """Return the mean per channel."""
+    images, _, *size = _dims(x)
+    if images < FEWEST_ROWS:
+        return op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
+    return _channel_sums(op, _means_of_pieces(op, x), x) * (1.0 / (images * _pieces(size)[0]))
 
 
 # --- BatchNormalization --------------------------------------------------------------------------------------
@@ -393,7 +426,7 @@ def batch_normalization(op: Builder, call: Call) -> Written:
     The gradient computes the centred x by equal nodes, so that it is computed only once.
     """
     x, scale, bias = inputs_of(call)[:3]
-    mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
+    mean = _channel_means(op, x)
     centred = _affine(op, x, None, op.Neg(mean))
     var = _dots(op, centred, centred) * (1.0 / _count(x))
     a = scale * op.Reciprocal(op.Sqrt(var + call.attrs["epsilon"]))
@@ -425,7 +458,7 @@ def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
     """Return x minus its mean (centred), ``batch_normalization_factors`` (dscale, a, k, s) and the bias gradient."""
     dy, x, scale, mean, var = inputs_of(call)
     centred = _affine(op, x, None, op.Neg(mean))
-    db = op.ReduceMean(_means(op, dy), [0, 2, 3], keepdims=0) * _count(x)
+    db = _channel_means(op, dy) * _count(x)
     dots = _dots(op, dy, centred)
     return centred, batch_normalization_factors(op, x, scale, var, db, dots, call.attrs["epsilon"]), db
 
