@@ -33,6 +33,10 @@ LEAST_WIDTH_PADDED_FOR_DW = 12
 # the minimum padding columns for images of height 1: with fewer, or dilated taps, CPU time without the Pad is 0.67 to
 # 1.0 of that with it, for 16 to 1024 windows; with 15 taps, it is 1.0 to 1.3
 LEAST_PADDING_OF_SEQUENCES = 12
+# the taps and bytes of x for which dx of a depthwise layer with stride 2 is computed in phases, rather than with zeros
+# between the pixels of dy: 0.6 to 1.0 of the time; with 3x3 taps or other sizes 0.75 to 1.6
+LEAST_TAPS_IN_PHASES = 25
+BYTES_IN_PHASES = range(1 << 18, 5 << 19)
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
@@ -94,12 +98,13 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     return _convolve(op, dy, turned, None, backwards, conv.group)
 
 
-@conv_form("ConvGradInput", serves=_depthwise, when=always)
+@conv_form("ConvGradInput", serves=_depthwise, when=lambda conv: not _phases_are_cached(conv))
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     """Compute dx of a depthwise layer: insert zeros between the pixels of dy, and convolve in NCHWc as for stride 1.
 
-    For 3x3 with stride 2 it takes 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px. None if a pad of
-    that convolution would be negative, or as large as the kernel.
+    A single Pad inserts them: a row of n blocks of b channels becomes a row of s·n blocks of s·b, with stride s. For
+    3x3 with stride 2 it takes 0.5 to 1.0 of the time of ``blocked_phases_dx``, from 4 to 112 px. None if a pad of that
+    convolution would be negative, or as large as the kernel.
     """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
@@ -107,10 +112,10 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     ends = [n + p - m for n, p, m in zip(conv.size, seen.begins, size, strict=True)]
     if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
         return None
-    order = np.full(size, conv.windows, np.int32)  # elsewhere the row of zeros that is appended to dy
-    order[:: seen.strides[0], :: seen.strides[1]] = np.arange(conv.windows).reshape(conv.count)
-    pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, conv.windows, block]), [0, 0, 0, 0, 1, 0])
-    apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, conv.group, *size])
+    (down, across), wide = seen.strides, conv.count[1]
+    rows = op.Reshape(reordered(op, dy), [-1, wide, block])
+    spread = op.Pad(rows, [0, 0, 0, 0, wide * (down - 1), block * (across - 1)])
+    apart = op.Reshape(spread, [-1, conv.group, *size])
     record_shape(apart.value, (conv.batch, conv.group, *size))
     backwards = replace(seen, strides=(1, 1), begins=tuple(begins), ends=tuple(ends))
     turned = turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards)
@@ -122,16 +127,14 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     """Compute dx in s² phases of pixels, their remainders modulo the stride s, and interleave the results.
 
     Each phase is an NCHWc convolution of dy with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
-    ConvTranspose.
+    ConvTranspose, for 5x5 and images that fit the cache 0.6 to 1.0 of the time of ``blocked_spread_dx``.
 
     Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. Phase a thus
     contains every s-th tap, and the window index i decreases by one from tap to tap. None for dilated kernels, or if a
     phase cannot be computed by a convolution (``_phase``).
     """
-    if set(conv.seen.dilations) != {1}:
-        return None
-    axes = [[_phase(conv, axis, a) for a in range(conv.seen.strides[axis])] for axis in range(2)]
-    if any(phase is None for axis in axes for phase in axis):
+    axes = _phases(conv)
+    if axes is None:
         return None
     channels, block = conv.group * conv.c, nchwc_block()
     dys = reordered(op, dy) if conv.group * conv.m >= block else dy
@@ -139,7 +142,6 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     for tall in axes[0]:
         row = []
         for wide in axes[1]:
-            assert tall is not None and wide is not None
             seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
             taps = (tall.taps[:, None] * (conv.seen.kernel[1] or 1) + wide.taps).reshape(-1)
             part = convolution(op, dys, turned_weights(op, w, conv, taps, seen), None, seen, conv.group)
@@ -161,6 +163,23 @@ class _Phase:
 
 def _quota(conv: Layer, axis: int) -> int:
     return -(-conv.size[axis] // conv.seen.strides[axis])
+
+
+def _phases(conv: Layer) -> list[list[_Phase]] | None:
+    """Return the phases along each axis; None if kernels are dilated, or a phase cannot be computed (``_phase``)."""
+    if set(conv.seen.dilations) != {1}:
+        return None
+    axes = [[_phase(conv, axis, a) for a in range(conv.seen.strides[axis])] for axis in range(2)]
+    known = [[phase for phase in phases if phase is not None] for phases in axes]
+    return known if [len(phases) for phases in known] == list(conv.seen.strides) else None
+
+
+def _phases_are_cached(conv: Layer) -> bool:
+    """Return whether a depthwise layer has phases that are faster than zeros between the pixels of dy."""
+    if conv.seen.rank != 2 or conv.taps < LEAST_TAPS_IN_PHASES or set(conv.seen.strides) == {1}:
+        return False
+    whole = all(n % s == 0 for n, s in zip(conv.size, conv.seen.strides, strict=True))
+    return whole and 4 * conv.images * conv.group * conv.pixels in BYTES_IN_PHASES and _phases(conv) is not None
 
 
 def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
