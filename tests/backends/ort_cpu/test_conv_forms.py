@@ -123,6 +123,24 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         {"images": 16, "m": 96, "c": 96, "size": 3, "k": 5, "group": 96},
         ("blocked", "blocked_dx", "blocked_dw"),
     ),
+    (
+        "depthwise, a block that is not full",
+        {"images": 16, "m": 30, "c": 30, "size": 14, "k": 3, "group": 30},
+        ("blocked", "blocked_dx", "blocked_dw"),
+    ),
+    (
+        "depthwise, few channels",
+        {"images": 16, "m": 3, "c": 3, "size": 28, "k": 3, "group": 3},
+        ("portable", "portable", "blocked_dw"),
+    ),
+    *(
+        (
+            f"depthwise, strided, {k}x{k}",
+            {"images": 16, "m": 96, "c": 96, "size": 12, "k": k, "s": 2, "group": 96},
+            ("blocked", dx, "blocked_dw"),
+        )
+        for k, dx in ((3, "blocked_spread_dx"), (5, "blocked_phases_dx"))
+    ),
     ("one image", {"images": 1, "m": 20, "c": 20, "size": 4, "k": 3}, ("portable",) * 3),
 ]
 

@@ -35,6 +35,8 @@ CONVOLUTIONS = (
     case(real(8, 4, 6, 6), real(6, 2, 3, 3), real(6), group=2, pads=[1, 1, 1, 1]),
     case(real(2, 32, 7, 6), real(32, 1, 3, 3), group=32, strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(1, 16, 9, 9), real(16, 1, 5, 2), group=16, strides=[3, 2], pads=[2, 0, 2, 1]),
+    case(real(2, 20, 4, 5), real(20, 1, 3, 3), real(20), group=20, pads=[1, 1, 1, 1]),
+    case(real(3, 23, 8, 6), real(23, 1, 5, 3), real(23), group=23, strides=[2, 2], pads=[2, 1, 2, 1]),
     case(real(2, 16, 6, 9), real(16, 1, 5, 5), real(16), group=16, pads=[2, 2, 2, 2]),
     case(real(3, 32, 5, 8), real(32, 1, 3, 7), group=32, pads=[1, 4, 1, 2], dilations=[2, 1]),
     case(real(2, 16, 7, 8), real(32, 16, 7, 3), strides=[2, 2], pads=[3, 1, 3, 1]),
