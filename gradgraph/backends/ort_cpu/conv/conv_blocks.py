@@ -285,7 +285,7 @@ def ordered(op: Builder, y: Var, channels: Dim = None) -> Var:
 
 
 def reordered(op: Builder, x: Var) -> Var:
-    """Reorder ``x`` from NCHW to NCHWc, and fill the last block with channels of zeros; blocks do not show in shapes."""
+    """Reorder ``x`` from NCHW to NCHWc; channels of zeros fill the last block. The declared shape is that of NCHW."""
     images, channels, *size = x.shape or (None, None)
     missing = -channels % nchwc_block() if isinstance(channels, int) else 0
     if not missing or not isinstance(channels, int):
