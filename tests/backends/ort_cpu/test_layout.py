@@ -40,8 +40,10 @@ def between(write: Between, *sizes: tuple[int | str, ...]) -> ir.Model:
     """``write`` of inputs that come out of blocks; what it gives goes into blocks if it is an image, and out again."""
     op = Builder(named_operators=True)
     inputs = [ir.Value(name=f"x{i}", type=FLOAT, shape=ir.Shape(size)) for i, size in enumerate(sizes)]
-    results = write(op, *(ordered(op, reordered(op, x)) if x.rank == 4 else x for x in map(op.wrap, inputs)))
-    ys = [y if y.rank != 4 else ordered(op, reordered(op, y)) for y in np.atleast_1d(np.array(results, object))]
+    results = write(op, *(ordered(op, reordered(op, x), x.dim(1)) if x.rank == 4 else x for x in map(op.wrap, inputs)))
+    ys = [
+        y if y.rank != 4 else ordered(op, reordered(op, y), y.dim(1)) for y in np.atleast_1d(np.array(results, object))
+    ]
     outputs = [op.Identity(y, name=f"y{i}").value for i, y in enumerate(ys)]
     graph = ir.Graph(inputs, outputs, nodes=(), name="between", opset_imports={"": OPSET})
     op.finish(graph)
