@@ -47,12 +47,14 @@ BYTES_IN_PHASES = range(1 << 18, 5 << 19)
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
     """Return whether a convolution of ``inputs`` to ``outputs`` channels per group fits NCHWc without padding.
 
-    The block size must divide the number of channels of y and of x per group. If x has fewer channels than a block,
-    only y is in NCHWc.
+    The block size must divide the number of channels of y and of x (for a depthwise layer, their common number). If x
+    has fewer channels than a block, only y is in NCHWc.
     """
     block = nchwc_block()
     if not block:
         return False
+    if group > 1 and outputs == inputs == 1:
+        return group % block == 0
     return outputs % block == 0 and (inputs % block == 0 or (inputs < block and group == 1))
 
 
