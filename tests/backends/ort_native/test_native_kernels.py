@@ -72,11 +72,11 @@ def test_weight_gradients_of_blocks(size: tuple[int, int], block: int) -> None:
         run("ConvGradWeight", f"{windows} {block}", 1, x[:, :9], dy)
 
 
-@pytest.mark.parametrize("shape", [(4, 16, 30, 30), (131, 16, 3, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 16, 30, 30), (131, 16, 4, 5), (131, 16, 3, 3), (600, 48, 1, 2)], ids=str)
 def test_statistics_keep_their_digits_far_from_zero(shape: tuple[int, ...]) -> None:
     """The variance is that of what is left without the mean; also where images of few pixels are added up together."""
     x = (1000 + np.random.default_rng(0).normal(size=shape)).astype(np.float32)
-    ones = np.ones(16, np.float32)
+    ones = np.ones(shape[1], np.float32)
     for block in (1, 16):
         fed = blocked(x, block) if block > 1 else x
         _, mean, var = run("BatchNormalization", f"{NORM} {block}", 3, fed, ones, ones)
@@ -85,12 +85,14 @@ def test_statistics_keep_their_digits_far_from_zero(shape: tuple[int, ...]) -> N
         np.testing.assert_allclose(var, exact.var((0, 2, 3)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize(("block", "plane"), [(1, (5, 7)), (1, (3, 3)), (16, (5, 7))], ids=str)
 @pytest.mark.parametrize("bounds", [(-0.5, 1.0), (0.0, None)], ids=["clip", "relu"])
-def test_a_norm_with_an_activation_gives_the_same_bits(bounds: tuple[float, float | None], block: int) -> None:
+def test_a_norm_with_an_activation_gives_the_same_bits(
+    bounds: tuple[float, float | None], block: int, plane: tuple[int, int]
+) -> None:
     """Also on the bounds, where the cotangent passes through a Clip and not through a Relu."""
     rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, 3, 32, 5, 7)).astype(np.float32)
+    x, dy = rng.normal(size=(2, 3, 32, *plane)).astype(np.float32)
     scale, bias = rng.uniform(0.5, 1.5, (2, 32)).astype(np.float32)
     lower, upper = bounds[0], bounds[1] or 3e38
     x[:, 3] = x[:, 20] = 2.0  # whole channels that lie on a bound

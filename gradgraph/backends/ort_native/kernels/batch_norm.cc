@@ -67,6 +67,78 @@ void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
   fold();
 }
 
+// Maps of few pixels in the plain layout do not fill vectors. There, the pixels of neighbouring channels are one row, the
+// same in every image; numbers per channel are repeated for each pixel.
+class Planes {
+ public:
+  using At = Place<1>;
+  using V = At::V;
+
+  // Measured on an AMD EPYC (Zen 4, AVX512), one thread, 32 images: planes of 9 pixels took 0.5 to 0.7 of the time of
+  // rows, planes of 36 pixels 1.2 to 1.5; planes of 4 pixels 0.5 with 8 images, those of 9 pixels 1.5 to 1.8 with 1 or 2.
+  static bool serve(const Maps& maps) {
+    return maps.block == 1 && maps.pixels < kPixels && maps.images >= kEnough;
+  }
+  static size_t units(const Maps& maps) { return (maps.channels + kChannels - 1) / kChannels; }
+  static size_t grain(const Maps& maps) {
+    return std::max<size_t>(1, kGrain / std::max<size_t>(1, kChannels * maps.pixels * maps.images));
+  }
+
+  Planes(const Maps& maps, size_t unit)
+      : first(unit * kChannels),
+        channels(std::min(kChannels, maps.channels - first)),
+        maps_(maps),
+        begin_(first * maps.pixels),
+        size_(channels * maps.pixels) {}
+
+  const size_t first, channels;
+
+  // The numbers of the unit's channels, repeated for each pixel; `of` begins with the first channel of all.
+  std::vector<float> repeated(const float* of) const {
+    std::vector<float> row(size_);
+    for (size_t i = 0; i < size_; ++i) row[i] = of[first + i / maps_.pixels];
+    return row;
+  }
+
+  // term(place, place in the row, first, second) adds the terms of some lanes in an image; the sums of the unit's
+  // channels are added to `firsts` and `seconds`.
+  template <class Term>
+  void add_up(double* firsts, double* seconds, const Term& term) const {
+    std::vector<float> one(size_), other(size_);
+    for (size_t image = 0; image < maps_.images; image += kRun) {
+      const size_t last = std::min(maps_.images, image + kRun);
+      walk<1>(0, size_, [&](const At& in_row) {
+        V a{}, b{};
+        for (size_t i = image; i < last; ++i) term(place(i, in_row), in_row, a, b);
+        in_row.store(one.data(), a);
+        in_row.store(other.data(), b);
+      });
+      for (size_t i = 0; i < size_; ++i) {
+        firsts[i / maps_.pixels] += one[i];
+        seconds[i / maps_.pixels] += other[i];
+      }
+    }
+  }
+
+  // body(place, place in the row) for all lanes of all images
+  template <class Body>
+  void each(const Body& body) const {
+    for (size_t i = 0; i < maps_.images; ++i) {
+      walk<1>(0, size_, [&](const At& in_row) { body(place(i, in_row), in_row); });
+    }
+  }
+
+ private:
+  static constexpr size_t kChannels = 16, kEnough = 8;
+
+  At place(size_t image, const At& in_row) const {
+    return {image * maps_.channels * maps_.pixels + begin_ + in_row.begin, in_row.count};
+  }
+
+  const Maps& maps_;
+  size_t begin_, size_;
+};
+
 double inverse_deviation(float var, float epsilon) { return 1.0 / std::sqrt(static_cast<double>(var) + epsilon); }
 
 // The norm's output. The gradient computes the same bits, so that both apply the activation to equal numbers.
@@ -109,29 +181,39 @@ struct Gradient {
     for (size_t c = 0; c < maps.channels; ++c) {
       a[c] = static_cast<float>(scale.data[c] * inverse_deviation(var.data[c], epsilon));
     }
-    const Strips strips(maps);
-    std::vector<double> sums(2 * strips.count * maps.channels);  // Σ dy, Σ dy·(x − mean)
+    if (!kScaled) std::copy_n(a, maps.channels, context.output(1, scale.dims).data);
     const Rows rows{maps, dy.data, x.data, mean.data, a, bias.data()};
+    // from Σ dy and Σ dy·(x − mean)
+    const auto finish = [&](size_t c, double total, double along) {
+      const double count = static_cast<double>(maps.images * maps.pixels);
+      const double inverse = inverse_deviation(var.data[c], epsilon);
+      db.data[c] = static_cast<float>(total);
+      dscale.data[c] = static_cast<float>(along * inverse);
+      k[c] = static_cast<float>(along * inverse * inverse / count);
+      s[c] = static_cast<float>(total / count);
+    };
+    if (Planes::serve(maps)) {
+      context.parallel(Planes::units(maps), Planes::grain(maps), [&](size_t begin, size_t end) {
+        for (size_t unit = begin; unit < end; ++unit) run_planes(rows, Planes(maps, unit), finish, k, s, dx.data);
+      });
+      return;
+    }
+    const Strips strips(maps);
+    std::vector<double> sums(2 * strips.count * maps.channels);
     context.parallel(strips.units(), strips.grain(), [&](size_t begin, size_t end) {
       for (size_t unit = begin; unit < end; ++unit) add_unit(rows, strips, unit, sums.data());
     });
     context.parallel(maps.channels, maps.channel_grain(), [&](size_t begin, size_t end) {
-      const double count = static_cast<double>(maps.images * maps.pixels);
       for (size_t c = begin; c < end; ++c) {
-        const double inverse = inverse_deviation(var.data[c], epsilon);
         double total = 0, along = 0;
         for (size_t strip = 0; strip < strips.count; ++strip) {
           const double* of_strip = strips.sums(sums, strip, c);
           total += of_strip[0];
           along += of_strip[block];
         }
-        db.data[c] = static_cast<float>(total);
-        dscale.data[c] = static_cast<float>(along * inverse);
-        k[c] = static_cast<float>(along * inverse * inverse / count);
-        s[c] = static_cast<float>(total / count);
+        finish(c, total, along);
       }
     });
-    if (!kScaled) std::copy_n(a, maps.channels, context.output(1, scale.dims).data);
     context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row) {
         write_row(rows, row, k, s, dx.data);
@@ -165,6 +247,32 @@ struct Gradient {
       return bounds.choose(normalized(lanes, center, slope, bias), at.load(dy));
     }
   };
+
+  template <class Finish>
+  void run_planes(const Rows& rows, const Planes& it, const Finish& finish, const float* all_k, const float* all_s,
+                  float* dx) const {
+    using At = Planes::At;
+    const auto center = it.repeated(rows.mean), slope = it.repeated(rows.slope), bias = it.repeated(rows.bias);
+    const auto cotangent = [&](const At& at, const At& in_row, const Planes::V& v) {
+      const auto y = normalized(v, in_row.load(center.data()), in_row.load(slope.data()), in_row.load(bias.data()));
+      return bounds.choose(y, at.load(rows.dy));
+    };
+    std::vector<double> totals(it.channels), alongs(it.channels);
+    it.add_up(totals.data(), alongs.data(), [&](const At& at, const At& in_row, auto& total, auto& along) {
+      const auto v = at.load(rows.x);
+      const auto d = cotangent(at, in_row, v);
+      total += d;
+      along = fused<Planes::V>(d, v - in_row.load(center.data()), along);
+    });
+    for (size_t c = 0; c < it.channels; ++c) finish(it.first + c, totals[c], alongs[c]);
+    const auto k = it.repeated(all_k), s = it.repeated(all_s);
+    it.each([&](const At& at, const At& in_row) {
+      const auto v = at.load(rows.x);
+      const auto apart = v - in_row.load(center.data());
+      const auto u = cotangent(at, in_row, v) - fused<Planes::V>(in_row.load(k.data()), apart, in_row.load(s.data()));
+      at.store(dx, kScaled ? in_row.load(slope.data()) * u : u);
+    });
+  }
 
   void add_unit(const Rows& rows, const Strips& strips, size_t unit, double* all_sums) const {
     by_block(block, [&](auto lanes) {
@@ -212,6 +320,21 @@ struct BatchNormalization {
     if (scale.count != maps.channels) throw std::runtime_error("its tensors differ in size");
     const auto y = context.output(0, x.dims), mean = context.output(1, scale.dims), var = context.output(2, scale.dims);
     std::vector<float> slope(maps.channels);
+    const auto finish = [&](size_t c, double center, double variance) {
+      mean.data[c] = static_cast<float>(center);
+      var.data[c] = static_cast<float>(variance);
+      slope[c] = static_cast<float>(scale.data[c] * inverse_deviation(var.data[c], epsilon));
+    };
+    if (Planes::serve(maps)) {
+      context.parallel(Planes::units(maps), Planes::grain(maps), [&](size_t begin, size_t end) {
+        for (size_t unit = begin; unit < end; ++unit) {
+          const Planes it(maps, unit);
+          find_moments(it, x.data, static_cast<double>(maps.images * maps.pixels), finish);
+          write_planes(it, x.data, mean.data, slope.data(), bias.data, y.data);
+        }
+      });
+      return;
+    }
 
     // the mean of each strip, and the sum of squared deviations from it, while the strip is in the cache
     const Strips strips(maps);
@@ -232,16 +355,43 @@ struct BatchNormalization {
           const double apart = of_strip[0] - center;
           squares += of_strip[block] + apart * apart * strips.pixels(strip);
         }
-        const double variance = squares / count;
-        mean.data[c] = static_cast<float>(center);
-        var.data[c] = static_cast<float>(variance);
-        slope[c] = static_cast<float>(scale.data[c] * inverse_deviation(var.data[c], epsilon));
+        finish(c, center, squares / count);
       }
     });
     context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row) {
         write_row(maps, row, x.data, mean.data, slope.data(), bias.data, y.data);
       }
+    });
+  }
+
+  template <class Finish>
+  static void find_moments(const Planes& it, const float* x, double count, const Finish& finish) {
+    using At = Planes::At;
+    std::vector<double> totals(it.channels), squares(it.channels), none(it.channels), left(it.channels);
+    it.add_up(totals.data(), none.data(), [&](const At& at, const At&, auto& total, auto&) { total += at.load(x); });
+    std::vector<float> centers(it.first + it.channels);
+    for (size_t c = 0; c < it.channels; ++c) centers[it.first + c] = static_cast<float>(totals[c] / count);
+    const auto center = it.repeated(centers.data());
+    it.add_up(squares.data(), left.data(), [&](const At& at, const At& in_row, auto& square, auto& rest) {
+      const auto apart = at.load(x) - in_row.load(center.data());
+      rest += apart;
+      square += apart * apart;
+    });
+    for (size_t c = 0; c < it.channels; ++c) {
+      const double off = left[c] / count;  // the rounding error of the mean
+      finish(it.first + c, centers[it.first + c] + off, squares[c] / count - off * off);
+    }
+  }
+
+  void write_planes(const Planes& it, const float* x, const float* all_mean, const float* all_slope,
+                    const float* all_bias, float* y) const {
+    using At = Planes::At;
+    const auto center = it.repeated(all_mean), slope = it.repeated(all_slope), bias = it.repeated(all_bias);
+    it.each([&](const At& at, const At& in_row) {
+      const auto v = normalized(at.load(x), in_row.load(center.data()), in_row.load(slope.data()),
+                                in_row.load(bias.data()));
+      at.store(y, bounds.apply(v));
     });
   }
 
