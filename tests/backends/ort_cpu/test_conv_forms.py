@@ -64,6 +64,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
     (
         "wide",
         {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3},
+        ("blocked", "blocked_dx", "scan_both_sides_dw"),
+    ),
+    (
+        "wide, more channels of y",
+        {"images": 32, "m": 128, "c": 64, "size": 56, "k": 3},
         ("blocked", "blocked_dx", "scan_channels_innermost_dw"),
     ),
     ("widest", {"images": 8, "m": 32, "c": 32, "size": 128, "k": 3}, ("blocked", "blocked_dx", "rows_dw")),
@@ -111,6 +116,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         "strided",
         {"images": 32, "m": 128, "c": 64, "size": 32, "k": 3, "s": 2},
         ("blocked", "blocked_phases_dx", "images_innermost_dw"),
+    ),
+    (
+        "1x1, strided",
+        {"images": 16, "m": 64, "c": 32, "size": 28, "k": 1, "s": 2},
+        ("blocked", "portable", "read_pixels_dw"),
     ),
     ("1x1", {"images": 32, "m": 96, "c": 24, "size": 24, "k": 1}, ("per_image", "per_image_dx", "per_image_dw")),
     (

@@ -48,6 +48,7 @@ FORMS.ask_in_order(
     conv_blocks.blocked_dw,
     conv_patches.blocked_patches_dw,
     conv_pointwise.per_image_dw,
+    conv_pointwise.read_pixels_dw,
     conv_taps.each_tap_dw,
     conv_rows.rows_dw,
     conv_images.images_innermost_dw,
