@@ -68,7 +68,7 @@ SUMS: dict[str, list[Case]] = {
 }  # fmt: skip
 SHORT = {  # number by number, or a few numbers at a time
     "adam_in_one_pass", "momentum_in_one_pass", "relu_in_one_pass", "clip_in_one_pass", "silu_in_one_pass",
-    "gelu_in_one_pass", "max_pool_backwards",
+    "gelu_in_one_pass", "hard_swish_in_one_pass", "max_pool_backwards",
     "fused_matmul_by_tiles", "bias_in_product",  # the product is that of another form
 }  # fmt: skip
 FORMS = {f.name: f for f in ORT_NATIVE.lowering.forms}

@@ -67,15 +67,15 @@ void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
   fold();
 }
 
-// Maps of few pixels in the plain layout do not fill vectors. There, the pixels of neighbouring channels are one row, the
-// same in every image; numbers per channel are repeated for each pixel.
+// Maps of few pixels in the plain layout do not fill vectors. There, the pixels of neighbouring channels are one row,
+// the same in every image; numbers per channel are repeated for each pixel.
 class Planes {
  public:
   using At = Place<1>;
   using V = At::V;
 
-  // Measured on an AMD EPYC (Zen 4, AVX512), one thread, 32 images: planes of 9 pixels took 0.5 to 0.7 of the time of
-  // rows, planes of 36 pixels 1.2 to 1.5; planes of 4 pixels 0.5 with 8 images, those of 9 pixels 1.5 to 1.8 with 1 or 2.
+  // Measured on an AMD EPYC (Zen 4, AVX512), one thread: planes of 9 pixels took 0.5 to 0.7 of the time of rows with 32
+  // images, 1.5 to 1.8 with 1 or 2; planes of 4 pixels 0.5 with 8 images, planes of 36 pixels 1.2 to 1.5 with 32.
   static bool serve(const Maps& maps) {
     return maps.block == 1 && maps.pixels < kPixels && maps.images >= kEnough;
   }
