@@ -34,6 +34,7 @@ from gradgraph.backends.ort_native.native_bounds import (
 from gradgraph.backends.ort_native.native_forms import native_kernel, where_windows_lie
 from gradgraph.backends.ort_native.native_table import FORMS, pays_here
 from gradgraph.graph.builder import Builder, Var, Written
+from gradgraph.machine.hardware import levels_in_use
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, case, real
 
@@ -49,6 +50,8 @@ DEPTHWISE = (
 
 _PAYS = partial(pays_here, "depthwise convolution")
 _WIDEST = 5  # with windows of 7 x 7, input gradients of onnxruntime's Conv took 0.2 to 0.75 of the kernel's time
+# with AVX512, onnxruntime's blocked Conv takes 0.6 to 1.0 of the kernels' time for narrower images or wider windows
+_LEAST_WIDTH = 7
 
 
 def _serves(conv: Layer) -> bool:
@@ -60,6 +63,10 @@ def _is_narrow(conv: Layer) -> bool:
     return all(k and k <= _WIDEST for k in conv.seen.kernel)
 
 
+def _is_large(conv: Layer) -> bool:
+    return "avx512" not in levels_in_use() or (conv.size[1] >= _LEAST_WIDTH and _is_narrow(conv))
+
+
 def _where(conv: Layer) -> dict[str, Any]:
     """Return the attributes for the windows, and ``block`` 1 for the NCHW layout."""
     return {**where_windows_lie(conv.seen), "block": 1}
@@ -69,20 +76,28 @@ def _sizes(conv: Layer) -> dict[str, Any]:
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
-@conv_form("Conv", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
+@conv_form("Conv", DEPTHWISE, serves=_serves, when=_is_large, any_batch=True, here=_PAYS, forms=FORMS)
 def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """Write a depthwise Conv as one native node; None unless float32."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
     return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
-@conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=_is_narrow, any_batch=True, here=_PAYS, forms=FORMS)
+@conv_form(
+    "ConvGradInput",
+    DEPTHWISE,
+    serves=_serves,
+    when=lambda conv: _is_narrow(conv) and _is_large(conv),
+    any_batch=True,
+    here=_PAYS,
+    forms=FORMS,
+)
 def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
     """Write ConvGradInput of a depthwise layer as one native node; None unless float32."""
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
-@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
+@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=_is_large, any_batch=True, here=_PAYS, forms=FORMS)
 def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """Write ConvGradWeight of a depthwise layer as one native node; None unless float32."""
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)

@@ -114,8 +114,7 @@ def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Written | None:
 
 @form("HardSwishGrad", case(real(8), KINKS / 2))
 def hard_swish_in_one_pass(op: Builder, dy: Var, x: Var) -> Written | None:
-    slope = (f"Mul 1 {written_number(1 / 6)}", "Add 2 #0.5", "Max 3 #0", "Min 4 #1", "Abs 1", "Less 6 #3", "Mul 2 7")
-    return _program(op, [dy, x], x, *slope, "Add 5 8", "Mul 0 9")
+    return _program(op, [dy, x], x, "HardSwishGrad 0 1")
 
 
 @form("SiluGrad")

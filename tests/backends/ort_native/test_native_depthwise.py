@@ -214,7 +214,7 @@ class Separable(Module):
         self.strided = nn.Conv2d(48, 48, 5, stride=2, padding=2, groups=48, bias=False)
         self.activation = activation()
         self.again = nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
-        self.head = nn.Linear(48 * 36, 4)
+        self.head = nn.Linear(48 * 144, 4)
 
     def forward(self, x: Any) -> Any:
         x = self.strided(self.wide(self.apart(self.first(x))))
@@ -223,7 +223,7 @@ class Separable(Module):
 
 
 def separable(activation: type[Module], batch: int | str = 8) -> gg.Step:
-    model = gg.frontend.export(Separable(activation), {"x": Input((batch, 3, 12, 12))})
+    model = gg.frontend.export(Separable(activation), {"x": Input((batch, 3, 24, 24))})
     return gg.build(model, "cross_entropy", gg.optim.sgd(0.05))
 
 
@@ -270,7 +270,7 @@ def test_steps_train_alike(activation: type[Module], batch: int | str) -> None:
     fast = gg.Trainer(built, device="cpu", options=RuntimeOptions(native_kernels=True))
     rng = np.random.default_rng(0)
     for images in (8, 8, 8 if batch == 8 else 5):
-        fed = {"x": rng.normal(size=(images, 3, 12, 12)).astype(np.float32), "target": rng.integers(0, 4, images)}
+        fed = {"x": rng.normal(size=(images, 3, 24, 24)).astype(np.float32), "target": rng.integers(0, 4, images)}
         np.testing.assert_allclose(fast.step(fed)["loss"], plain.step(fed)["loss"], rtol=1e-5)
     other = fast.state_dict()
     for name, value in plain.state_dict().items():

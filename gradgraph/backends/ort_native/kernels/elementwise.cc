@@ -56,6 +56,7 @@ namespace {
   BINARY(Elu, x > 0.0f ? x : y * fast_expm1(x))  /* y: alpha */               \
   BINARY(ReluGrad, y > 0.0f ? x : 0.0f)          /* of x, the cotangent */    \
   BINARY(TanhGeluGrad, x * tanh_gelu_slope(y))                                \
+  BINARY(HardSwishGrad, x * hard_swish_slope(y))                              \
   TERNARY(GeluGrad, x * (y * normal_density(y) + z))  /* z: Φ(y) */           \
   TERNARY(ClipGrad, y == z ? x : 0.0f)                                        \
   TERNARY(SiluGrad, x * (y * (1.0f - z) + z))                                 \
@@ -63,6 +64,12 @@ namespace {
   TERNARY(HardSigmoid, within_unit(x * y + z))
 
 inline float within_unit(float x) { return x < 0.0f ? 0.0f : (x > 1.0f ? 1.0f : x); }
+
+// of x·min(max(x/6 + 1/2, 0), 1)
+inline float hard_swish_slope(float x) {
+  const float above = x < 3.0f ? x * (1.0f / 3.0f) + 0.5f : (x >= 3.0f ? 1.0f : x);  // a NaN stays one
+  return x <= -3.0f ? 0.0f : above;
+}
 
 // φ(x), with log √2π
 inline float normal_density(float x) { return exp_below(-0.918938533f - 0.5f * x * x); }
