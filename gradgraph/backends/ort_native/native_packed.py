@@ -48,9 +48,8 @@ def _by_kernel(writer: Writer, product: StoredProduct, x: Var) -> Var:
     if weight.points is not None:
         inputs.append(writer.view(weight.points, ir.DataType.UINT8, (size,)))
     elif weight.point:
-        inputs.append(
-            op.const(np.full(size, weight.point % 2**weight.bits * (17 if weight.bits == 4 else 1), np.uint8))
-        )
+        point = weight.point % 2**weight.bits
+        inputs.append(op.const(np.full(size, point if weight.bits == 8 else point << 4 | point, np.uint8)))
     sizes = {"N": weight.rows, "K": weight.columns, "bits": weight.bits, "block_size": block}
     shape = (*(x.shape or ())[:-1], weight.rows if product.turned else weight.columns)
     kinds = {"by_rows": int(product.turned), "signed": int(weight.has_sign)}
