@@ -79,7 +79,7 @@ class _Weights:
         """
         found, sizes = list[tuple[ir.Node, int]](), some(all_sizes(shape_of(p)))
         need({reader for reader, _ in p.uses()} == readers and not p.is_graph_output())
-        value, readers = _unguarded(p, readers)
+        value, readers = unguarded(p, readers)
         is_guarded = value is not p
         while True:
             node = some(value.producer())
@@ -115,8 +115,11 @@ class _Weights:
         return scores
 
 
-def _unguarded(p: ir.Value, readers: set[ir.Node]) -> tuple[ir.Value, set[ir.Node]]:
-    """Return P before a Where that replaces NaN with zeros, and the two nodes that read it; else ``p``, ``readers``."""
+def unguarded(p: ir.Value, readers: set[ir.Node]) -> tuple[ir.Value, set[ir.Node]]:
+    """Return P before the Where that replaces NaN of masked rows with 0 (PyTorch), and its two readers.
+
+    Without such a Where, return ``p`` and ``readers``.
+    """
     guard = made_by(p, "Where")
     asked = None if guard is None else made_by(guard.inputs[0], "IsNaN")
     if guard is None or asked is None:

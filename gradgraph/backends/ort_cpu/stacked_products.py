@@ -78,8 +78,5 @@ def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
         written.append(part if scaled is None else part + scaled)
     editor.place(last)
     for node, result in zip(group, written, strict=True):
-        old, new = node.outputs[0], result.value
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = None
+        editor.hand_over(node.outputs[0], result)
         discard(node)

@@ -18,11 +18,11 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.after import after, turn_after
 from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.nodes import is_standard
-from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.graph.shapes import all_sizes, record_shape, small_constant
+from gradgraph.graph.shapes import all_sizes, small_constant
 from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
@@ -40,6 +40,7 @@ _ROWS: dict[tuple[str, str], tuple[int, ...]] = {
     (DOMAIN, "CrossEntropyGrad"): (0, 1, 2),
 }
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
+_ALONG_CLASSES = ("LogSoftmax", "GatherElements", "LogSoftmaxGrad", "CrossEntropyGrad")
 
 
 def compute_scores_in_chunks(model: ir.Model) -> None:
@@ -140,9 +141,8 @@ class _Region:
             raise _NotByRowsError
         last = len(given[0] or ()) - 1
         fits = {
-            **dict.fromkeys(("LogSoftmax", "GatherElements"), attrs.get("axis", -1) in (-1, last)),
-            **dict.fromkeys(("LogSoftmaxGrad", "CrossEntropyGrad"), attrs.get("axis", -1) in (-1, last)),
             "ArgMax": attrs.get("axis", 0) in (-1, last),
+            **dict.fromkeys(_ALONG_CLASSES, attrs.get("axis", -1) in (-1, last)),
         }.get(node.op_type, True)
         if node.op_type.startswith("Reduce"):
             axes = small_constant((*node.inputs, None)[1])
@@ -226,20 +226,10 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
         attrs["axis"] = 1
     if node.op_type.startswith("Reduce"):
         inputs[1:] = [op.const([1], ir.DataType.INT64)]
-    keeps = attrs.get("keepdims", 1)
-    copied = ir.Node(
-        node.domain,
-        node.op_type,
-        [None if x is None else x.value for x in inputs],
-        attributes_without_schema(attrs),
-        num_outputs=1,
-    )
-    copied.name = op.fresh_in(op.scope, node.op_type)
-    out = copied.outputs[0]
-    out.name, out.type = copied.name, node.outputs[0].type
-    record_shape(out, (rows, sizes[-1]) if keeps else (rows,))
-    op.nodes.append(copied)
-    return op.wrap(out)
+    shape = (rows, sizes[-1]) if attrs.get("keepdims", 1) else (rows,)
+    copied = kernel_of_several(op, node.op_type, node.domain, inputs, [shape], **attrs)[0]
+    copied.value.type = node.outputs[0].type
+    return copied
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:

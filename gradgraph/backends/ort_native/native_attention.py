@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx_ir as ir
 
 from gradgraph.autodiff.after import behind_orders
+from gradgraph.backends.ort_cpu.attention_by_heads import unguarded
 from gradgraph.backends.ort_cpu.movement_forms import only_reader
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.strided import (
@@ -52,8 +53,6 @@ LEAST_WORK = 1 << 20
 # 256 1.15. With AVX2: 1024 x 1024 of 8 0.54, 256 x 256 of 16 0.89; but 1500 x 1500 of 64 1.3.
 LEAST_SCORES = 1 << 14  # with vectors: the minimum number of scores per head
 MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # with vectors: the maximum head size, by the processor's highest level
-
-_T = TypeVar("_T")
 
 
 def fold_attentions(model: ir.Model) -> None:
@@ -243,24 +242,12 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
         MismatchError: if ``p`` is not a Softmax of scores, or has readers other than ``readers``.
     """
     need({node for node, _ in p.uses()} <= {*readers} and not p.is_graph_output())
-    inside = _unguarded(p)
+    inside, own = unguarded(p, {*readers})
+    need(inside is p or ({node for node, _ in inside.uses()} == own and not inside.is_graph_output()))
     sizes, softmax = some(sizes_of(inside)), some(inside.producer())
     need(p.dtype == ir.DataType.FLOAT and len(sizes) in (3, 4))
     need(is_standard(softmax, "Softmax") and attributes(softmax)["axis"] in (-1, len(sizes) - 1))
     return Weights(sizes, *_scores(some(softmax.inputs[0]), sizes), inside is not p)
-
-
-def _unguarded(p: ir.Value) -> ir.Value:
-    """Return ``p`` before the IsNaN and Where that replace NaN of masked rows with 0 (PyTorch), or ``p`` itself."""
-    guard = p.producer()
-    if guard is None or not is_standard(guard, "Where"):
-        return p
-    condition, instead, inside = (some(x) for x in guard.inputs)
-    asked = some(condition.producer())
-    need(is_standard(asked, "IsNaN") and asked.inputs[0] is inside and number(instead) == 0.0)
-    need({node for node, _ in inside.uses()} == {asked, guard} and not inside.is_graph_output())
-    need(only_reader(condition) is guard)
-    return inside
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
@@ -312,7 +299,7 @@ def _write(editor: Editor, attention: Attention) -> None:
     [batch, heads, queries, 2], from which the gradient recomputes P.
     """
     op = editor.op
-    y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _view(d) is not None)
+    *_, y = (d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _view(d) is not None)
     mask = [] if attention.mask is None else [attention.mask.written(editor)]
     common: dict[str, Any] = {
         "scale": attention.scale,
@@ -360,11 +347,6 @@ def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
     """Return the layout of the tensor that ``place`` contains; None unless the elements of each head are contiguous."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
-
-
-def _last(items: Iterator[_T]) -> _T:
-    *_, last = items
-    return last
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -48,7 +47,6 @@ DEPTHWISE = (
     case(real(2, 3, 40, 70), real(3, 1, 4, 4), group=3, strides=[2, 2], dilations=[2, 1], pads=[0, 3, 2, 5]),
 )
 
-_PAYS = partial(pays_here, "depthwise convolution")
 _WIDEST = 5  # with windows of 7 x 7, input gradients of onnxruntime's Conv took 0.2 to 0.75 of the kernel's time
 # with AVX512, onnxruntime's blocked Conv takes 0.6 to 1.0 of the kernels' time for narrower images or wider windows
 _LEAST_WIDTH = 7
@@ -63,8 +61,9 @@ def _is_narrow(conv: Layer) -> bool:
     return all(k and k <= _WIDEST for k in conv.seen.kernel)
 
 
-def _is_large(conv: Layer) -> bool:
-    return "avx512" not in levels_in_use() or (conv.size[1] >= _LEAST_WIDTH and _is_narrow(conv))
+def _pays(conv: Layer) -> bool:
+    is_large = "avx512" not in levels_in_use() or (conv.size[1] >= _LEAST_WIDTH and _is_narrow(conv))
+    return is_large and pays_here("depthwise convolution")
 
 
 def _where(conv: Layer) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def _sizes(conv: Layer) -> dict[str, Any]:
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
-@conv_form("Conv", DEPTHWISE, serves=_serves, when=_is_large, any_batch=True, here=_PAYS, forms=FORMS)
+@conv_form("Conv", DEPTHWISE, serves=_serves, when=_pays, any_batch=True, forms=FORMS)
 def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """Write a depthwise Conv as one native node; None unless float32."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
@@ -87,9 +86,8 @@ def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) ->
     "ConvGradInput",
     DEPTHWISE,
     serves=_serves,
-    when=lambda conv: _is_narrow(conv) and _is_large(conv),
+    when=lambda conv: _is_narrow(conv) and _pays(conv),
     any_batch=True,
-    here=_PAYS,
     forms=FORMS,
 )
 def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
@@ -97,7 +95,7 @@ def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written |
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
-@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=_is_large, any_batch=True, here=_PAYS, forms=FORMS)
+@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=_pays, any_batch=True, forms=FORMS)
 def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """Write ConvGradWeight of a depthwise layer as one native node; None unless float32."""
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)

@@ -24,8 +24,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.cpu_lowering import packing
 from gradgraph.backends.ort_native import in_use, library
-from gradgraph.backends.ort_native.chosen_precision import at_precision
-from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
+from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision, at_precision
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.machine import custom_ops
 from gradgraph.machine.forked_sessions import survives_forks

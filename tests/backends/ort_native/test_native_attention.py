@@ -15,7 +15,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native import native_attention
-from gradgraph.backends.ort_native.native_precision import set_precision
+from gradgraph.backends.ort_native.native_precision import set_high
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.reference import Oracle, in_float64
 from tests.kit.running import run
@@ -552,7 +552,7 @@ def test_two_parts_are_enough_where_they_are_asked_for() -> None:
         pytest.skip("this processor has no tiles (AMX with bfloat16)")
     exact = both.results()
     model = ir.from_proto(both.fast)
-    set_precision(model, "high")
+    set_high(model)
     both.fast = ir.to_proto(model)
     for name, value in both.results().items():
         error = np.abs(value - exact[name]).max() / np.abs(exact[name]).max()

@@ -16,8 +16,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import library as native
-from gradgraph.backends.ort_native.chosen_precision import at_precision
-from gradgraph.backends.ort_native.native_precision import TILED, Precision
+from gradgraph.backends.ort_native.native_precision import TILED, Precision, at_precision
 from gradgraph.cli.app import run
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session

@@ -88,9 +88,8 @@ def conv_form(
     convolutions: Iterable[Case] = CONVOLUTIONS,
     *,
     serves: Good = always,
-    when: Good | None = always,
+    when: Good = always,
     any_batch: bool = False,
-    here: Callable[[], bool] = lambda: True,
     forms: Forms = FORMS,
 ) -> Callable[[Write], Write]:
     """Return a decorator that adds a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
@@ -99,16 +98,13 @@ def conv_form(
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.
         convolutions: test cases of Conv, from which the test cases of a gradient are derived.
         serves: whether the form supports a layer.
-        when: whether it is the fastest for a layer; None: for any call.
+        when: whether it is the fastest for a layer.
         any_batch: whether ``when`` also decides about layers of unknown batch size, for which the form is otherwise not
             used.
-        here: whether it is the fastest on this machine.
         forms: the table to which it is added.
     """
 
     def worth(call: Call) -> bool:
-        if when is None or not here():
-            return here()
         conv = layer_of(call)
         return conv is not None and (any_batch or conv.images > 0) and serves(conv) and when(conv)
 

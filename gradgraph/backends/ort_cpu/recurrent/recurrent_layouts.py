@@ -19,8 +19,6 @@ from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import Dim, Shape, all_sizes, known_sizes, record_shape
 from gradgraph.machine.hardware import nchwc_block
 
-TURNED = [0, 2, 1]  # the permutation from [T, N, F] to [T, F, N], and back
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -43,11 +41,11 @@ class Columns:
 
     def enter(self, x: Var) -> Var:
         """Convert [T, N, F] to states, one per step."""
-        return self._turned(x)
+        return self.op.Transpose(x, perm=[0, 2, 1])
 
     def leave(self, x: Var) -> Var:
         """Convert the states of all steps to [T, N, F]."""
-        return self._turned(x)
+        return self.op.Transpose(x, perm=[0, 2, 1])
 
     def weight(self, w: Var) -> Var:
         """Convert a weight [out, in] to a factor for ``times``."""
@@ -87,9 +85,6 @@ class Columns:
 
     def _flat(self, d: Var) -> Var:
         return self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
-
-    def _turned(self, x: Var) -> Var:
-        return self.op.Transpose(x, perm=TURNED)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
@@ -193,22 +194,14 @@ def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict
         return op.Clip(x, params["min"], params["max"])
     if activation not in _ACTIVATIONS:
         raise refuse(node, f"has the activation '{activation}'")
-    return op.emit(activation, x, **{k: v for k, v in params.items() if k in _ACTIVATIONS[activation]})
+    known = onnx.defs.get_schema(activation, OPSET).attributes
+    return op.emit(activation, x, **{k: v for k, v in params.items() if k in known})
 
 
-_ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "Elu": ("alpha",),
-    "HardSigmoid": ("alpha", "beta"),
-    "HardSwish": (),
-    "LeakyRelu": ("alpha",),
-    "Relu": (),
-    "Selu": ("alpha", "gamma"),
-    "Sigmoid": (),
-    "Softplus": (),
-    "Softsign": (),
-    "Tanh": (),
-    "ThresholdedRelu": ("alpha",),
-}
+_ACTIVATIONS = frozenset(
+    {"Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Tanh"}
+    | {"ThresholdedRelu"}
+)
 
 
 @fused("NhwcMaxPool")

@@ -7,7 +7,9 @@ stages have the size [queries, keys]: masks are not expanded, and grouped querie
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,20 +153,13 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
     key = op.Unsqueeze(op.arange(op.dim(k, 2)), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
     sides += [key >= (position - left if left else position)] if left >= 0 else []
-    return _all_of(*sides)
+    return functools.reduce(operator.and_, sides)
 
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
     """Return a boolean mask [batch, 1, 1, keys] that is true for the first ``lengths[batch]`` keys."""
     key = op.arange(op.dim(k, 2))
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
-
-
-def _all_of(*conditions: Var) -> Var:
-    result = conditions[0]
-    for condition in conditions[1:]:
-        result = result & condition
-    return result
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
@@ -279,7 +274,7 @@ def _masks(
             conditions.append(_padded_mask(op, mask, k, hide=False))
         else:
             bias = _padded_mask(op, op.cast(mask, q.dtype), k, hide=-_INF)
-    return Masks(bias, _all_of(*conditions) if conditions else None, empty)
+    return Masks(bias, functools.reduce(operator.and_, conditions) if conditions else None, empty)
 
 
 def _asked_scores(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:

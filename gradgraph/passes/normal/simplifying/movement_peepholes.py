@@ -29,6 +29,7 @@ from gradgraph.graph.nodes import input_at, inputs_of, made_by, read_once, sourc
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import Shape
 from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
+from gradgraph.passes.normal.spelling.padded_convolutions import pads_zeros, zeros_around
 
 _MOST_PARTS = 64  # maximum parts of a merged Concat: merging a long chain of Concats would take quadratic time
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # no effect on axes of size 1
@@ -77,7 +78,7 @@ def _pads_all_axes(op: Builder, node: ir.Node) -> Var | None:
     if x is None or pads is None or rank is None:
         return None
     pooled = any(use.node.op_type in ("AveragePool", "MaxPool") for use in node.outputs[0].uses())
-    wanted = np.arange(rank) if pooled and _pads_zeros(node) else None
+    wanted = np.arange(rank) if pooled and pads_zeros(node) else None
     chosen = np.arange(rank) if axes is None else shapes.constant_of(axes)
     if chosen is None or (len(chosen) == rank and (axes is None) == (wanted is None)):
         return None
@@ -152,28 +153,16 @@ class _Span:
 
 def _span(value: ir.Value) -> _Span | None:
     node = made_by(value, "Pad")
-    if node is None or not _pads_zeros(node):
+    around = None if node is None else zeros_around(node)
+    padded = [(axis, *pads) for axis, pads in enumerate(around or ()) if any(pads)]
+    if node is None or len(padded) != 1:
         return None
-    x, pads = inputs_of(node)[0], shapes.constant_of(node.inputs[1])
-    dims = shape_of(x)
-    axes = shapes.constant_of(node.inputs[3]) if len(node.inputs) > 3 else range(len(dims or ()))
-    if dims is None or pads is None or axes is None or (pads < 0).any():
-        return None
-    padded = [(int(axis), int(a), int(b)) for axis, a, b in zip(axes, pads, pads[len(axes) :], strict=False) if a or b]
-    if len(padded) != 1:
-        return None
-    axis, before, after = padded[0][0] % len(dims), *padded[0][1:]
+    x, (axis, before, after) = inputs_of(node)[0], padded[0]
+    dims = shape_of(x) or ()
     size, others = dims[axis], dims[:axis] + dims[axis + 1 :]
     if not isinstance(size, int) or None in others:
         return None
     return _Span(x, axis, before, before + size, before + size + after, others)
-
-
-def _pads_zeros(node: ir.Node) -> bool:
-    fill = input_at(node, 2)
-    number = shapes.constant_of(fill)
-    constant = node.attributes.get_string("mode", "constant") == "constant"
-    return constant and (fill is None or (number is not None and not number.any()))
 
 
 @rewrites("Sum", "Add")

@@ -34,7 +34,7 @@ import onnx_ir as ir
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_constant
-from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, read_once, source_of
+from gradgraph.graph.nodes import before_swap, input_at, inputs_of, is_standard, made_by, read_once, source_of
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes
 from gradgraph.passes.normal.simplifying.affected_nodes import Changes
@@ -242,13 +242,6 @@ def _perm(node: ir.Node) -> list[int] | None:
     return None if x is None or x.shape is None else list(reversed(range(len(x.shape))))
 
 
-def is_swap(node: ir.Node) -> bool:
-    """Whether ``node`` is a Transpose that swaps the last two axes and no others."""
-    perm = _perm(node) if is_standard(node, "Transpose") else None
-    rank = 0 if perm is None else len(perm)
-    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
-
-
 def _is_factor(value: ir.Value) -> bool:
     """Whether only matrix products read ``value``."""
     readers = [node for node, _ in value.uses()]
@@ -267,7 +260,8 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
     if inner is None or outer_perm is None:
         return None
     inner_perm, first = _perm(inner), inner.inputs[0]
-    if inner_perm is None or first is None or (is_swap(node) and not is_swap(inner) and _is_factor(node.outputs[0])):
+    is_new_swap = before_swap(node.outputs[0]) is not None and before_swap(inner.outputs[0]) is None
+    if inner_perm is None or first is None or (is_new_swap and _is_factor(node.outputs[0])):
         return None
     perm = [inner_perm[i] for i in outer_perm]
     return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)

@@ -15,15 +15,9 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import inputs_of, made_by, read_once, source_of
+from gradgraph.graph.nodes import before_swap, inputs_of, made_by, read_once, source_of
 from gradgraph.graph.shape_inference import shape_of
-from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs, rewrites
-
-
-def _swapped(value: ir.Value) -> ir.Value | None:
-    """Return ``x`` if ``value`` is ``x`` with the last two axes swapped by a Transpose, else None."""
-    node = made_by(value, "Transpose")
-    return node.inputs[0] if node is not None and is_swap(node) else None
+from gradgraph.passes.normal.simplifying.peepholes import operand_pairs, rewrites
 
 
 def _swap(op: Builder, x: ir.Value, rank: int) -> Var:
@@ -37,7 +31,7 @@ def _rank(value: ir.Value) -> int:
 @rewrites("Reshape")
 def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
     back = inputs_of(node)[0]
-    batch = _swapped(back)
+    batch = before_swap(back)
     x = source_of(batch, "Reshape")
     if x is None or not read_once(back, node):
         return None
@@ -51,7 +45,7 @@ def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Mul")
 def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
     for value, number in operand_pairs(node):
-        if (x := _swapped(value)) is None:
+        if (x := before_swap(value)) is None:
             continue
         constant = shapes.small_constant(number)
         single = constant is not None and constant.size == 1 and constant.ndim <= _rank(value)
@@ -64,10 +58,10 @@ def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
 def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
     value = inputs_of(node)[0]
     product = made_by(value, "MatMul")
-    if product is None or not is_swap(node):
+    if product is None or before_swap(node.outputs[0]) is None or not read_once(value, node):
         return None
     a, b = inputs_of(product)
-    if not read_once(value, node) or min(_rank(a), _rank(b)) < 2 or not (_swapped(a) or _swapped(b)):
+    if min(_rank(a), _rank(b)) < 2 or not (before_swap(a) or before_swap(b)):
         return None
     left, right = (_unswapped(op, x) for x in (b, a))
     return left @ right
@@ -75,5 +69,5 @@ def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
 
 def _unswapped(op: Builder, x: ir.Value) -> Var:
     """Return ``x`` with the last two axes swapped, without a new node if ``x`` is itself swapped by a Transpose."""
-    inner = _swapped(x)
+    inner = before_swap(x)
     return _swap(op, x, _rank(x)) if inner is None else op.wrap(inner)

@@ -20,8 +20,8 @@ def merge_pads(model: ir.Model) -> bool:
     changed = False
     for conv in calls_of(model, "Conv"):
         pad = made_by(conv.inputs[0], "Pad")
-        more = None if pad is None else _zeros_around(pad)
-        pads = None if more is None else _together(conv, more)
+        around = None if pad is None else zeros_around(pad)
+        pads = None if around is None or any(map(any, around[:2])) else _together(conv, around[2:])
         if pad is not None and pads is not None and _only_convolutions_read(pad):
             conv.replace_input_with(0, pad.inputs[0])
             conv.attributes["pads"] = ir.AttrInt64s("pads", pads)
@@ -29,29 +29,31 @@ def merge_pads(model: ir.Model) -> bool:
     return changed
 
 
-def _zeros_around(pad: ir.Node) -> list[int] | None:
-    """Return the begin and end pads of the spatial axes; None if they are unknown, negative, or not zeros only."""
-    mode = pad.attributes.get_string("mode", "constant")
-    fill, dims, pads = input_at(pad, 2), shape_of(pad.inputs[0]), shapes.constant_of(input_at(pad, 1))
-    value = None if fill is None else shapes.constant_of(fill)
-    if mode != "constant" or dims is None or pads is None or (fill is not None and (value is None or value.any())):
-        return None
-    given = input_at(pad, 3)
-    axes = range(len(dims)) if given is None else shapes.constant_of(given)
-    if axes is None or (pads < 0).any():
-        return None
-    spread = [[0] * len(dims), [0] * len(dims)]
-    for i, axis in enumerate(axes):
-        spread[0][int(axis)], spread[1][int(axis)] = int(pads[i]), int(pads[len(axes) + i])
-    begins, ends = spread
-    return None if any(begins[:2] + ends[:2]) else begins[2:] + ends[2:]
+def pads_zeros(pad: ir.Node) -> bool:
+    """Whether a Pad fills with a constant that is known to be 0."""
+    fill = input_at(pad, 2)
+    number = shapes.constant_of(fill)
+    is_constant = pad.attributes.get_string("mode", "constant") == "constant"
+    return is_constant and (fill is None or (number is not None and not number.any()))
 
 
-def _together(conv: ir.Node, more: list[int]) -> list[int] | None:
-    """Return the pads of ``conv``, enlarged by ``more``; None if a window could lie in the padding."""
+def zeros_around(pad: ir.Node) -> list[tuple[int, int]] | None:
+    """Return the zeros before and after each axis; None if they are unknown or negative, or the Pad does more."""
+    dims, pads, given = shape_of(pad.inputs[0]), shapes.constant_of(input_at(pad, 1)), input_at(pad, 3)
+    axes = range(len(dims or ())) if given is None else shapes.constant_of(given)
+    if dims is None or pads is None or axes is None or (pads < 0).any() or not pads_zeros(pad):
+        return None
+    found = [(0, 0)] * len(dims)
+    for axis, before, after in zip(axes, pads, pads[len(axes) :], strict=False):
+        found[int(axis)] = int(before), int(after)
+    return found
+
+
+def _together(conv: ir.Node, around: list[tuple[int, int]]) -> list[int] | None:
+    """Return the pads of ``conv``, enlarged by ``around``; None if a window could lie in the padding."""
     if conv.attributes.get_string("auto_pad", "NOTSET") != "NOTSET" or "kernel_shape" not in conv.attributes:
         return None
-    reach = shapes.windows_of(conv)[0]
+    reach, more = shapes.windows_of(conv)[0], [count for side in zip(*around, strict=True) for count in side]
     pads = [a + b for a, b in zip(conv.attributes.get_ints("pads", [0] * len(more)), more, strict=True)]
     return pads if all(p < r for p, r in zip(pads, [*reach, *reach], strict=True)) else None
 
