@@ -12,13 +12,11 @@ def written(out: Path, *others: Path | None) -> str:
 
 def data_beside(model: Path) -> list[Path]:
     """Return the paths of the external data files of a model; an empty list if ``model`` is not an ``.onnx``."""
-    from gradgraph.files.external import data_names, stored_values
-    from gradgraph.files.models import load_model
+    from gradgraph.files.external import data_names, is_external, location_of
+    from gradgraph.files.models import read_message
+    from gradgraph.files.protos import proto_tensors
 
     if model.suffix.lower() != ".onnx" or not data_names(model):
         return []
-    import onnx_ir as ir
-
-    tensors = (value.const_value for value in stored_values(load_model(model)))
-    names = {Path(tensor.path).name for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    names = {Path(location_of(tensor)).name for tensor in proto_tensors(read_message(model)) if is_external(tensor)}
     return [model.with_name(name) for name in sorted(names - {model.name})]

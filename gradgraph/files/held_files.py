@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
+from gradgraph.files.digest import digest_in_threads
 from gradgraph.files.mapped import READ, Array, is_at
 from gradgraph.files.untrusted.regular import reason_of
 
@@ -89,10 +90,21 @@ class HeldFile:
         end = offset + length
         self._check_holds(end)
         while offset < end:
-            piece = os.pread(self._handle, min(READ, end - offset), offset)
+            piece = self._read(offset, min(READ, end - offset))
             self.check_unchanged()
             offset += len(piece)
             yield memoryview(piece)
+
+    def digest(self) -> str:
+        """Return the digest of the whole file, which several threads read."""
+        digest = digest_in_threads(self._read, self.size)
+        self.check_unchanged()
+        return digest
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if CAN_HOLD:
+            return os.pread(self._handle, length, offset)
+        return self.content[offset : offset + length].tobytes()
 
     def check_unchanged(self) -> None:
         """Raise ModelError if the file was changed since it was opened; this takes a few microseconds."""

@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import DTypeLike
 
+from gradgraph.machine.threads import workers
+
 Array = np.ndarray[Any, Any]
 
 INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear and DequantizeLinear
@@ -78,18 +80,23 @@ class Quantiser:
         return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
 
     def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
-        """Return ``clip(round(w/s) + z)`` as ``dtype``, rounding half to even; works on a few rows at a time."""
+        """Return ``clip(round(w/s) + z)`` as ``dtype``, rounding half to even; threads work on a few rows at a time."""
         found = np.empty(floats.shape, dtype)
         scales = self._spread(_nonzero(self.scales.astype(floats.dtype)), floats.shape)
         points = None
         if self.points is not None and self.points.any():
             points = self._spread(self.points.astype(np.float32), floats.shape)
-        for rows in _rows(floats):
+
+        def quantise(rows: slice | EllipsisType) -> None:
             whole = np.asarray(floats[rows] / _in_rows(scales, rows))
             np.rint(whole, out=whole)
             if points is not None:
                 whole = whole + _in_rows(points, rows)
             found[rows] = np.clip(whole, *self.limits, out=whole)
+
+        with workers() as pool:
+            for _ in pool.map(quantise, _rows(floats)):
+                pass
         return found
 
     def grid(self, shape: Sequence[int]) -> tuple[Array, Array]:

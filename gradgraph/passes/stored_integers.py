@@ -12,9 +12,7 @@ one tensor at a time, while the file is written: neither the floats nor the inte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -30,10 +28,10 @@ from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by
 from gradgraph.graph.prune import is_wanted, prune_graph
 from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
 from gradgraph.graph.shapes import all_sizes, recorded_shape, stored_sizes
+from gradgraph.machine.threads import workers
 from gradgraph.passes.normal.edit import replace_value
 
 Array = np.ndarray[Any, Any]
-_MOST_THREADS = 4  # that compute scales: each holds a few copies of the magnitudes of a weight
 Known = set[ir.Value]  # the values that depend on stored values only
 
 
@@ -100,8 +98,8 @@ def _stored_for(
 
 def _tensors(values: Sequence[ir.Value], model: ir.Model) -> list[ir.TensorProtocol]:
     """Compute values that depend on stored values only, on several threads."""
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as workers:
-        computed = workers.map(lambda read: read()[0], [_reader([value], model) for value in values])
+    with workers() as pool:  # each thread holds a few copies of the magnitudes of a weight
+        computed = pool.map(lambda read: read()[0], [_reader([value], model) for value in values])
         return [ir.tensor(numbers, name=v.name) for v, numbers in zip(values, computed, strict=True)]
 
 

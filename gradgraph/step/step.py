@@ -34,7 +34,6 @@ from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import BuildError, Finding, ModelError, escaped, listed, shown
 from gradgraph.files.atomic import write_folder_atomically
-from gradgraph.files.digest import digest_of
 from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
 from gradgraph.files.held_files import HeldFile, HeldTensor
 from gradgraph.files.models import check_fits, structured
@@ -193,7 +192,7 @@ class Step:
             file = self._file(location)  # compares it with the digest, if known
             if not file.is_in_place():
                 raise changed(base.path)
-            digest = base.digest or digest_of(file.pieces(0, base.size))
+            digest = base.digest or file.digest()
             found[location] = path_from(folder, base.path), replace(base, digest=digest)
         return found
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.files.digest import digest_of
 from gradgraph.files.held_files import HeldFile
-from gradgraph.files.mapped import pieces_of
 from gradgraph.files.untrusted.regular import open_regular, reason_of
 from gradgraph.step.manifest import DIGESTS
 
@@ -27,14 +25,13 @@ def weight_file(path: Path, digest: str | None, refusal: Callable[[Path], ModelE
     try:
         with open_regular(path) as file:
             held = HeldFile(path, file, own=False)  # even if another file replaces it under its path meanwhile
-            if digest is not None and digest_of(pieces_of(file)) != digest:
+            if digest is not None and held.digest() != digest:
                 raise (refusal or not_as_saved)(path)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"cannot read '{shown(path)}', which contains weights of a step ({reason_of(error)}); restore it, or build "
             "the step again"
         ) from None
-    held.check_unchanged()  # whoever writes to it meanwhile
     return held
 
 

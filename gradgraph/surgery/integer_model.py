@@ -24,7 +24,7 @@ from gradgraph.data.sources.in_order import in_order
 from gradgraph.data.sources.sources import common_length, read_data, row_count
 from gradgraph.data.tables import columns_of
 from gradgraph.errors import DataError, OutputError, listed, shown
-from gradgraph.export import Compared, compared, drawn
+from gradgraph.export.comparison import Compared, compared, drawn
 from gradgraph.files import large_weights
 from gradgraph.files.external import bytes_of, store_outside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, large_outside

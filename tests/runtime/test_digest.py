@@ -20,7 +20,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import CheckpointError, ModelError
-from gradgraph.files.digest import BLOCK, digest_of
+from gradgraph.files.digest import BLOCK, digest_in_threads, digest_of
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.execution.step_session import StepSession
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, checkpoint_pieces, load_checkpoint, previous_path
@@ -119,6 +119,12 @@ def test_a_digest_is_of_the_stream_and_not_of_its_pieces() -> None:
         assert digest_of([bytes(other)]) != digest_of([data])
     assert digest_of([data + b"\0"]) != digest_of([data])
     assert digest_of([data[:BLOCK]]) != digest_of([data[:BLOCK], b"\0"])
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 16 * BLOCK, 33 * BLOCK - 5, 48 * BLOCK])
+def test_threads_compute_the_same_digest(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    assert digest_in_threads(lambda at, length: data[at : at + length], size) == digest_of([data])
 
 
 # --- sense ----------------------------------------------------------------------------------------------------
