@@ -84,7 +84,7 @@ from gradgraph.verify.reference import use_kernel
 if TYPE_CHECKING:
     from gradgraph.parallel.compressions import Compression as Compression
     from gradgraph.parallel.compressions import Messages as Messages
-    from gradgraph.surgery.adapter_kinds.adapter import Adapter as Adapter
+    from gradgraph.files.model_metadata import Adapter as Adapter
     from gradgraph.surgery.adapter_kinds.kind import Kind as AdapterKind
 
 __all__ = [

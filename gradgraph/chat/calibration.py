@@ -14,6 +14,7 @@ from gradgraph.chat.tokens import Tokens
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import Specs
 from gradgraph.surgery.layer_inputs import LayerInputs
+from gradgraph.surgery.operation import as_model
 from gradgraph.surgery.weights import give_weights
 
 TOKENS = 2048  # read for calibration, in random rows
@@ -29,8 +30,7 @@ def inputs_on(texts: ChatBatches, adapted: ir.Model, state: Mapping[str, Any], m
         state: their trained weights.
         memory: as for :class:`LayerInputs`.
     """
-    model = surgery.language_model(adapted)
-    assert isinstance(model, ir.Model)  # like ``adapted``
+    model = as_model(surgery.language_model(adapted))
     give_weights(model, state)
     chosen, left = list[Tokens](), TOKENS
     for i in np.random.default_rng(0).permutation(len(texts.samples)):

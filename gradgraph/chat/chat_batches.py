@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +19,26 @@ from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 MULTIPLE = 16  # row lengths are multiples of this, for fewer distinct lengths: each requires a session of its own
 
 
-class ChatBatches(Loadable):
+class TokenBatches(Loadable):
+    """Rows of tokens, of which batches are padded on the right to their longest row."""
+
+    _lengths: Array  # the number of tokens of each row
+
+    @abstractmethod
+    def _width(self, tokens: int) -> int:
+        """Return the row length of a batch whose longest row has this many tokens."""
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens per row in the widest batch, with padding."""
+        return self._width(self._lengths.max(initial=0))
+
+    def width_of(self, rows: Sequence[int]) -> int:
+        """Return the number of tokens per row of a batch of ``rows``, with padding."""
+        return int(self._width(self._lengths[list(rows)].max(initial=0)))
+
+
+class ChatBatches(TokenBatches):
     """Texts as tokens, for a step on the result of ``surgery.language_model``.
 
     The label of each token is the next token, or ignored if the next token is not trained on. Rows of one text are
@@ -59,18 +79,8 @@ class ChatBatches(Loadable):
         """The number of tokens of all texts."""
         return int(self._lengths.sum())
 
-    @property
-    def longest(self) -> int:
-        """The number of tokens per row in the widest batch, with padding."""
-        return self._width(self._lengths.max(initial=0))
-
     def _width(self, tokens: int) -> int:
-        """Return the row length of a batch whose longest row has this many tokens."""
         return self.length if self.packed else min(filled_up(tokens), self.length)
-
-    def width_of(self, rows: Sequence[int]) -> int:
-        """Return the number of tokens per row of a batch of ``rows``, with padding."""
-        return int(self._width(self._lengths[list(rows)].max(initial=0)))
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since texts have no classes; raise DataError if the step requires other inputs."""

@@ -25,7 +25,7 @@ from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import GENERATION, QUESTIONS, SEQ2SEQ, SPEECH, Recipe
 from gradgraph.chat.chat_rows import Rows, read
 from gradgraph.chat.measures import PreferenceMeasures, check_measures, measured
-from gradgraph.chat.memory_plan import planned
+from gradgraph.chat.memory_plan import Prepared, planned
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.preferences import TARGET, PairBatches, pairs_of
 from gradgraph.chat.prompts import Prompts
@@ -33,7 +33,7 @@ from gradgraph.chat.row_lengths import Limit, fitted_pairs, fitted_texts, limit_
 from gradgraph.chat.run_place import LOG, Finetuned, began_at, begin, recorded, removed_unless_begun
 from gradgraph.chat.task_request import Request, built
 from gradgraph.chat.teaching import taught
-from gradgraph.chat.tokens import Encoder, Tokens
+from gradgraph.chat.tokens import Encoder, Tokens, check_number
 from gradgraph.chat.training_samples import TrainingSamples, longest_sample
 from gradgraph.data.arrays.batch import Array
 from gradgraph.errors import ArgumentError, DataError, shown
@@ -46,6 +46,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.step import Step
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.language_models import KEPT_APART, mixing
+from gradgraph.surgery.operation import as_model
 
 log = logging.getLogger("gradgraph.chat")
 
@@ -53,24 +54,6 @@ SAMPLE_EVERY, SAMPLE_TOKENS = 50, 64  # default numbers of steps between samples
 # minimum accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
 ALIKE = 0.9
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Data prepared for a run.
-
-    Attributes:
-        train, held_out: batches; ``held_out`` is None without validation data.
-        longest: the number of tokens of the longest row of a batch, with padding.
-        figures: the numbers of rows and tokens, for the model card.
-        digest: SHA-256 of all tokens.
-    """
-
-    train: ChatBatches | PairBatches
-    held_out: ChatBatches | PairBatches | None
-    longest: int
-    figures: Mapping[str, int]
-    digest: str
 
 
 @dataclass
@@ -163,7 +146,7 @@ def finetune_chat(request: Request) -> Finetuned:
     spare: int | None = None
     if chosen.memory is not None:
         plan, prepared = planned(
-            chosen, prepared, prepare_for, lambda one, data: step_of(models.learner(one), data, one),
+            chosen, prepared, prepare_for, lambda one, data: step_of(models.of(one)[1], data, one),
             longest_sample(prompts, chosen.sample, chosen.sample_tokens or SAMPLE_TOKENS),
             merging_memory(decoder, chosen), recorded(place, request.resume),
         )  # fmt: skip
@@ -173,7 +156,7 @@ def finetune_chat(request: Request) -> Finetuned:
         return_freed()  # of the graphs that were planned
     chosen = chosen.settled
     request = replace(request, recipe=chosen)
-    adapted, model = models.adapted(chosen), models.learner(chosen)
+    adapted, model = models.of(chosen)
     samples, measures = _watching(prompts, prepared, chosen, lines, pace)
     trainer = Trainer(step_of(model, prepared, chosen), seed=chosen.seed)
     refer(adapted, trainer, prepared, chosen)
@@ -262,31 +245,25 @@ class _Models:
 
     def __init__(self, decoder: ir.Model, base: ModelFolder) -> None:
         self._decoder, self._base = decoder, base
-        self._rank: int | None = None
+        self._made: tuple[int | None, ir.Model, ir.Model] | None = None
 
-    def adapted(self, recipe: Recipe) -> ir.Model:
-        """Return the decoder with adapters of the recipe's rank."""
-        self._make(recipe)
-        return self._adapted
+    def of(self, recipe: Recipe) -> tuple[ir.Model, ir.Model]:
+        """Return the decoder with adapters of the recipe's rank, and the model to build a step on.
 
-    def learner(self, recipe: Recipe) -> ir.Model:
-        """Return the model to build a step on, from tokens to next-token scores or the inputs of a preference loss."""
-        self._make(recipe)
-        return self._learner
-
-    def _make(self, recipe: Recipe) -> None:
-        if recipe.rank == self._rank:
-            return
-        assert recipe.rank is not None  # the rank is settled
-        adapted = surgery.lora(
-            self._decoder, adapted_layers(self._decoder, recipe), rank=recipe.rank, alpha=recipe.alpha,
-            dropout=recipe.dropout, kind=recipe.kind, seed=recipe.seed,
-        )  # fmt: skip
-        model = surgery.language_model(adapted, packed=recipe.pack)
-        model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
-        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # like the decoder
-        self._adapted, self._rank = adapted, recipe.rank
-        self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
+        The latter is from tokens to next-token scores or the inputs of a preference loss.
+        """
+        if self._made is None or self._made[0] != recipe.rank:
+            assert recipe.rank is not None  # the rank is settled
+            adapted = surgery.lora(
+                self._decoder, adapted_layers(self._decoder, recipe), rank=recipe.rank, alpha=recipe.alpha,
+                dropout=recipe.dropout, kind=recipe.kind, seed=recipe.seed,
+            )  # fmt: skip
+            model = surgery.language_model(adapted, packed=recipe.pack)
+            model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
+            learner = as_model(model)
+            learner = learner if recipe.teacher is None else taught(learner, self._base, recipe)
+            self._made = recipe.rank, as_model(adapted), learner
+        return self._made[1:]
 
 
 def prepare(request: Request, recipe: Recipe, now: datetime | None = None) -> Prepared:
@@ -340,7 +317,9 @@ def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
             _check_ids(rows, each, known)
         return fitted_pairs(pairs, limit, recipe.long, rows)
-    return fitted_texts(rows, _check_ids(rows, encoder(rows), known), limit, recipe.long)
+    texts = encoder(rows)
+    _check_ids(rows, texts, known)
+    return fitted_texts(rows, texts, limit, recipe.long)
 
 
 def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) -> None:
@@ -368,15 +347,10 @@ def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
     return known
 
 
-def _check_ids(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tokens]:
-    """Return the texts unchanged; raise DataError for a token outside the model's vocabulary."""
+def _check_ids(rows: Rows, samples: list[Tokens], known: int | None) -> None:
+    """Raise DataError for a token outside the model's vocabulary."""
     for i, tokens in enumerate(samples):
-        if known is not None and tokens.ids.max() >= known:
-            raise DataError(
-                f"{rows.place(i)} has the token id {tokens.ids.max():,}, but the model's vocabulary has {known:,}; "
-                "remove such special tokens from the texts"
-            )
-    return samples
+        check_number(int(tokens.ids.max()), rows.place(i), known)
 
 
 def _scores_of(base: ModelFolder) -> int | None:

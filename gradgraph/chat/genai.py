@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradgraph.chat.prompts import OneByOne
+from gradgraph.chat.prompts import Steps
 from gradgraph.chat.sampling import Sampling
 from gradgraph.errors import ArgumentError, ModelError, shown
 
 _ALONE = {"num_beams": 1, "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0}
 
 
-class GenaiDecoder(OneByOne):
+class GenaiDecoder(Steps):
     """A decoder that runs a folder with ``genai_config.json``.
 
     Args:

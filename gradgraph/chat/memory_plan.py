@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from gradgraph.chat.chat_batches import ChatBatches
 from gradgraph.chat.chat_recipe import RANK, Recipe
@@ -29,17 +29,22 @@ CHOSEN = ("rank", "batch_size", "accumulate", "recompute", "length")  # options 
 Batches = ChatBatches | PairBatches
 
 
-class Data(Protocol):
-    """Prepared data: ``longest``, the tokens of the longest padded row, and the batches for training and validation."""
+@dataclass(frozen=True)
+class Prepared:
+    """Data prepared for a run.
 
-    @property
-    def longest(self) -> int: ...
+    Attributes:
+        train, held_out: batches; ``held_out`` is None without validation data.
+        longest: the number of tokens of the longest row of a batch, with padding.
+        figures: the numbers of rows and tokens, for the model card.
+        digest: SHA-256 of all tokens.
+    """
 
-    @property
-    def train(self) -> Batches: ...
-
-    @property
-    def held_out(self) -> Batches | None: ...
+    train: Batches
+    held_out: Batches | None
+    longest: int
+    figures: Mapping[str, int]
+    digest: str
 
 
 class Shape(NamedTuple):
@@ -78,7 +83,7 @@ class Use:
     keeps_features: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, data: Data, refers: bool, sampled: int, merges: int) -> Use:
+    def of(cls, recipe: Recipe, data: Prepared, refers: bool, sampled: int, merges: int) -> Use:
         """Return the use of a run.
 
         Args:
@@ -120,9 +125,6 @@ def _largest(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
     return tuple(found)
 
 
-D = TypeVar("D", bound=Data)
-
-
 @dataclass(frozen=True)
 class Plan:
     """A recipe with its predicted memory.
@@ -156,13 +158,13 @@ class Plan:
 
 def planned(
     recipe: Recipe,
-    data: D,
-    prepare: Callable[[Recipe], D],
-    build: Callable[[Recipe, D], Step],
+    data: Prepared,
+    prepare: Callable[[Recipe], Prepared],
+    build: Callable[[Recipe, Prepared], Step],
     sampled: int = 0,
     merges: int = 0,
     began: Mapping[str, Any] | None = None,
-) -> tuple[Plan, D]:
+) -> tuple[Plan, Prepared]:
     """Choose a recipe that fits the memory limit; return its plan and its data.
 
     A resumed run keeps the recipe that was chosen when it began.
@@ -184,7 +186,7 @@ def planned(
     Raises:
         DataError: no recipe fits.
     """
-    search, lower = _Search(_limit(recipe), build, sampled, merges, _process()), _lower_ranks(recipe)
+    search, lower = _Search(_limit(recipe), build, sampled, merges), _lower_ranks(recipe)
     if began is not None and (chosen := _chosen_before(recipe, began, data.longest)) is not None:
         data = data if chosen.length == recipe.length else prepare(chosen)
         if search.fits(chosen, data) is None and search.least.spare < -GRAIN:
@@ -205,12 +207,12 @@ def planned(
     raise _too_little(recipe, search.least)
 
 
-class _Search(Generic[D]):
+class _Search:
     """A search over plans for the first within ``limit`` bytes; keeps the smallest plan, for the message."""
 
-    def __init__(self, limit: int, build: Callable[[Recipe, D], Step], sampled: int, merges: int, process: int) -> None:
+    def __init__(self, limit: int, build: Callable[[Recipe, Prepared], Step], sampled: int, merges: int) -> None:
         self._limit, self._build, self._sampled, self._merges = limit, build, sampled, merges
-        self._process = process
+        self._process = _process()
         self._steps: dict[tuple[int | None, ...], Prediction] = {}
         self._least: Plan | None = None
 
@@ -219,12 +221,12 @@ class _Search(Generic[D]):
         assert self._least is not None  # there is at least one
         return self._least
 
-    def first(self, recipe: Recipe, data: D) -> Plan | None:
+    def first(self, recipe: Recipe, data: Prepared) -> Plan | None:
         """Return the plan of the first variant of a recipe (batch size, recomputation) that fits, else None."""
         self._steps.clear()  # they belong to other data or a different rank
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 
-    def fits(self, recipe: Recipe, data: D) -> Plan | None:
+    def fits(self, recipe: Recipe, data: Prepared) -> Plan | None:
         """Return the plan of a recipe if its predicted memory is within the limit, otherwise None."""
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:

@@ -28,6 +28,8 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.roles import rotary_tables
 from gradgraph.surgery.language_models import USE_CACHE, fixed_length
+from gradgraph.surgery.operation import as_model
+from gradgraph.surgery.pretrained_files import flat
 from gradgraph.surgery.two_decoders import is_merged
 
 GENAI, CONFIG = "genai_config.json", "config.json"
@@ -41,7 +43,7 @@ _CONTEXT = (
     "seq_length",
 )  # keys of genai, most models, GPT-2 and Falcon
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
-_NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
+
 _PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # substrings of keys
 BESIDE = (".json", ".txt", ".jinja", ".model")  # files that belong to a model
 # by the type in genai_config.json or config.json; other types have the layer names of llama
@@ -147,11 +149,7 @@ class ModelFolder:
     def decoder(self) -> ir.Model:
         """Load the model that adapters are added to; for a merged decoder of optimum, the branch without a cache."""
         model = load_model(self.model)
-        if not is_merged(model):
-            return model
-        one = surgery.fix_inputs(model, {USE_CACHE: False})
-        assert isinstance(one, ir.Model)  # like ``load_model``'s result
-        return one
+        return as_model(surgery.fix_inputs(model, {USE_CACHE: False})) if is_merged(model) else model
 
     def beside(self) -> dict[str, Path]:
         """Return the real paths of the files that belong to the model (tokenizer, configuration), by name.
@@ -241,6 +239,5 @@ def _check_names(config: Any, folder: Path) -> None:
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text model's part of a multimodal model's configuration."""
-    inner: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
-    outer = {name: config[name] for name in ("eos_token_id",) if config.get(name) is not None}
-    return {**config, **inner, **outer}
+    ends = config.get("eos_token_id")
+    return flat(config) if ends is None else {**flat(config), "eos_token_id": ends}

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.chat.chat_batches import ChatBatches, filled_up, fixed_width
+from gradgraph.chat.chat_batches import ChatBatches, TokenBatches, filled_up, fixed_width
 from gradgraph.chat.chat_recipe import DESIRABLE, reads_labels
 from gradgraph.chat.chat_rows import Rows
 from gradgraph.chat.tokens import Encoder, Tokens
 from gradgraph.data.arrays.batch import Array
-from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.data.record.specs import Specs, numpy_dtype
 from gradgraph.data.texts.json_rows import Row
@@ -92,7 +91,7 @@ def _answered(row: Row, name: str, place: str) -> Row:
     return {**row, "prompt": row[name][:same], "completion": row[name][same:]}
 
 
-class PairBatches(Loadable):
+class PairBatches(TokenBatches):
     """Pairs as tokens, for a step on the result of ``surgery.pair_model``; rows of similar lengths share a batch.
 
     Args:
@@ -131,18 +130,8 @@ class PairBatches(Loadable):
         """The number of tokens of all texts."""
         return sum(len(pair.first) + len(pair.second) for pair in self.samples)
 
-    @property
-    def longest(self) -> int:
-        """The number of tokens per row in the widest batch, with padding."""
-        return self._width(self._lengths.max(initial=0))
-
     def _width(self, tokens: int) -> int:
-        """Return the row length of a batch whose longest row has this many tokens."""
         return filled_up(tokens) if self._length is None else max(int(tokens), min(filled_up(tokens), self._length))
-
-    def width_of(self, rows: Sequence[int]) -> int:
-        """Return the number of tokens per row of a batch of ``rows``, with padding."""
-        return int(self._width(self._lengths[list(rows)].max(initial=0)))
 
     def names_for(self, specs: Specs, known: DataNames) -> DataNames:
         """Return empty names, since pairs have no classes; raise DataError if the step requires other inputs."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gradgraph.chat.model_folder import ModelFolder
 from gradgraph.chat.sampling import Sampling
@@ -20,23 +21,17 @@ LARGEST = 1 << 20  # bytes of a prompt file
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
-class Steps(Protocol):
-    """The interface of a generator of next tokens; see :meth:`Decoder.steps`."""
+class Steps(ABC):
+    """A generator of next tokens, which may support only one prompt at a time."""
 
+    @abstractmethod
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
-    ) -> Iterator[list[int | None]]: ...
+    ) -> Iterator[list[int | None]]:
+        """Yield the next token of each prompt; see :meth:`Decoder.steps`."""
 
     def generated(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
-    ) -> list[list[int]]: ...
-
-
-class OneByOne:
-    """A base class for generators whose ``steps`` supports only one prompt at a time."""
-
-    def generated(
-        self: Any, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> list[list[int]]:
         """Return the new tokens of each prompt, including the stop token."""
         return [[t for (t,) in self.steps([p], stop, sampling) if t is not None] for p in prompts]

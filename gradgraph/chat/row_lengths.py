@@ -69,16 +69,12 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
     over = _longer(samples, length)
     if not over:
         return samples
-    longest = max(over, key=lambda i: len(samples[i]))
-    said = _said(samples, over, longest, limit, rows)
+    said, raised, in_shell = _said(samples, over, limit, rows)
     if long == "error":
-        more = limit.may_be(len(samples[longest]))
         raise DataError(
             said,
-            remedy=("raise length= to this number, or pass " if more else "pass ")
-            + "long='drop' to drop them, or long='cut' to train on their beginnings",
-            shell=("raise --length to this number, or pass " if more else "pass ")
-            + "--long drop to drop them, or --long cut to train on their beginnings",
+            remedy=f"{raised}long='drop' to drop them, or long='cut' to train on their beginnings",
+            shell=f"{in_shell}--long drop to drop them, or --long cut to train on their beginnings",
         )
     if long == "drop":
         log.warning("%s; they are dropped", said)
@@ -102,14 +98,12 @@ def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list
     over = _longer(pairs, limit.tokens)
     if not over:
         return pairs
-    longest = max(over, key=lambda i: len(pairs[i]))
-    said = _said(pairs, over, longest, limit, rows)
+    said, raised, in_shell = _said(pairs, over, limit, rows)
     if long != "drop":
-        more = limit.may_be(len(pairs[longest]))
         raise DataError(
             f"{said}, and truncated answers cannot be compared",
-            remedy=("raise length= to this number, or pass " if more else "pass ") + "long='drop' to drop them",
-            shell=("raise --length to this number, or pass " if more else "pass ") + "--long drop to drop them",
+            remedy=f"{raised}long='drop' to drop them",
+            shell=f"{in_shell}--long drop to drop them",
         )
     log.warning("%s; they are dropped", said)
     return [pair for pair in pairs if len(pair) <= limit.tokens]
@@ -119,11 +113,15 @@ def _longer(samples: Sequence[Tokens | Pair], length: int) -> list[int]:
     return [i for i, sample in enumerate(samples) if len(sample) > length]
 
 
-def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], longest: int, limit: Limit, rows: Rows) -> str:
-    """Return a sentence on how many texts are too long, and for which model."""
+def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], limit: Limit, rows: Rows) -> tuple[str, str, str]:
+    """Return a sentence on how many texts are too long, and for which model; and the beginnings of both remedies."""
+    longest = max(over, key=lambda i: len(samples[i]))
     longer = len(samples[longest])
-    who = "" if limit.may_be(longer) else f", and {limit.taker} has a context length of {limit.most}"
-    return (
+    more = limit.may_be(longer)
+    who = "" if more else f", and {limit.taker} has a context length of {limit.most}"
+    said = (
         f"{len(over)} of {len(samples)} rows have more than {limit.tokens} tokens, the longest {longer} "
         f"({rows.place(longest)}){who}"
     )
+    in_python, in_shell = (f"{f'raise {name} to this number, or ' * more}pass " for name in ("length=", "--length"))
+    return said, in_python, in_shell

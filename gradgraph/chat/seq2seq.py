@@ -28,7 +28,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS as ADAPTERS
 from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.encoder_decoders import PREFIX, encoder_decoder
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.operation import check_patterns, matched
+from gradgraph.surgery.operation import as_model, check_patterns, matched
 
 # further files with the same decoder; the first reads keys and values of the encoder's states from its cache
 OTHERS = ("decoder_with_past_model.onnx", "decoder_model_merged.onnx")
@@ -62,14 +62,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Encoder and decoder, each with its adapters if it has any."""
-
-    encoder: ir.Model
-    decoder: ir.Model
-
-
 def finetune_seq2seq(request: Request) -> Finetuned:
     """Train adapters of encoder and decoder on texts or recordings, and answers; see ``gradgraph.finetune``.
 
@@ -85,15 +77,14 @@ def finetune_seq2seq(request: Request) -> Finetuned:
     train, rest = request.split(functools.partial(kind.read, request), lambda rows, numbers: rows.selected(numbers))
     held = rest if len(rest) else None
     check_measures(held, recipe)
-    parts = _adapted(load_model(encoder), base.decoder(), recipe)
+    models = _adapted(load_model(encoder), base.decoder(), recipe)
     digests = {"data": digest_of(train, held), "encoder": ModelFolder(base.path, encoder, base.described).digest}
     loss = losses.cross_entropy(label_smoothing=recipe.label_smoothing, axis=-1)
-    found = replace(request, recipe=recipe).trained(encoder_decoder(parts.encoder, parts.decoder), loss, train, held,
-                                                    digests)  # fmt: skip
+    found = replace(request, recipe=recipe).trained(encoder_decoder(*models), loss, train, held, digests)
     found.figures |= {"rows": len(train), "tokens": train.tokens}
     state = found.trainer.state_dict()
     found.trainer.close_sessions()  # merging can use their memory
-    _write(base, encoder, parts, state, recipe, out)
+    _write(base, models, state, recipe, out)
     base.copy_beside(out)
     kind.write(request)
     return found
@@ -125,7 +116,7 @@ def _layers(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> list[list[s
     return [matched(recipe.target, layers) for layers in every]
 
 
-def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> _Parts:
+def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> tuple[ir.Model, ir.Model]:
     """Return encoder and decoder with adapters on the layers of the recipe; by default all but the head.
 
     Raises:
@@ -137,49 +128,48 @@ def _adapted(encoder: ir.Model, decoder: ir.Model, recipe: Recipe) -> _Parts:
             f"the task {recipe.task} trains adapters of linear layers, but those of kind {recipe.kind} are of "
             f"{kind.what}; choose another kind, such as lora"
         )
-    made = []
-    for model, names in zip((encoder, decoder), _layers(encoder, decoder, recipe), strict=True):
-        made.append(surgery.lora(model, names, rank=recipe.rank or 0, alpha=recipe.alpha, dropout=recipe.dropout,
-                                 kind=recipe.kind, seed=recipe.seed) if names else model)  # fmt: skip
-    return _Parts(*made)
+    of_encoder, of_decoder = _layers(encoder, decoder, recipe)
+    return _with_adapters(encoder, of_encoder, recipe), _with_adapters(decoder, of_decoder, recipe)
+
+
+def _with_adapters(model: ir.Model, names: list[str], recipe: Recipe) -> ir.Model:
+    """Return a model with adapters of the recipe on layers, if any are named."""
+    if not names:
+        return model
+    return as_model(surgery.lora(model, names, rank=recipe.rank or 0, alpha=recipe.alpha, dropout=recipe.dropout,
+                                 kind=recipe.kind, seed=recipe.seed))  # fmt: skip
 
 
 def _write(
-    base: ModelFolder, encoder: Path, parts: _Parts, state: Mapping[str, Any], recipe: Recipe, out: Path
+    base: ModelFolder, models: tuple[ir.Model, ir.Model], state: Mapping[str, Any], recipe: Recipe, out: Path
 ) -> None:
-    """Write all models of the folder with merged adapters, and the adapters."""
+    """Write all models of the folder with merged adapters, and the adapters; ``models`` are encoder and decoder."""
+    encoder, decoder = models
     of_decoder = {name.removeprefix(PREFIX): array for name, array in state.items() if name.startswith(PREFIX)}
     of_encoder = {name: array for name, array in state.items() if not name.startswith(PREFIX)}
     target = out / base.model.parent.relative_to(base.path)
     create(target)
-    if adapters_of(parts.encoder):
-        surgery.save_adapter(parts.encoder, out / "adapter" / "encoder", of_encoder)
-    save_model(_merged(parts.encoder, of_encoder), target / ENCODER)
-    if adapters_of(parts.decoder):
-        surgery.save_adapter(parts.decoder, out / "adapter" / "decoder", of_decoder)
-    save_decoder(_merged(parts.decoder, of_decoder), base, target)
+    for part, model, own in (("encoder", encoder, of_encoder), ("decoder", decoder, of_decoder)):
+        if adapters_of(model):
+            surgery.save_adapter(model, out / "adapter" / part, own)
+    save_model(_merged(encoder, of_encoder), target / ENCODER)
+    save_decoder(_merged(decoder, of_decoder), base, target)
     for name in OTHERS:
         if (file := base.model.with_name(name)).is_file() and file != base.model:
             other = ModelFolder(base.path, check_inside(base.path, str(file.relative_to(base.path)), "the decoder"),
                                 base.described)  # fmt: skip
-            save_decoder(_merged(_alike(other.decoder(), parts.decoder, recipe), of_decoder), other, target)
+            save_decoder(_merged(_alike(other.decoder(), decoder, recipe), of_decoder), other, target)
 
 
 def _merged(model: ir.Model, state: Mapping[str, np.ndarray[Any, Any]]) -> ir.Model:
     if not adapters_of(model):
         return model
     own = {name: state[name] for adapter in adapters_of(model) for name in adapter.weights}
-    found = surgery.merge_adapters(model, own)
-    assert isinstance(found, ir.Model)  # like ``model``
-    return found
+    return as_model(surgery.merge_adapters(model, own))
 
 
 def _alike(other: ir.Model, decoder: ir.Model, recipe: Recipe) -> ir.Model:
     """Return another file of the decoder with the adapters of ``decoder``, on the layers that it has."""
     trained = {adapter.module for adapter in adapters_of(decoder)}
     names = [layer.name for layer in products(other, False) if layer.name in trained]
-    if not names:
-        return other
-    found = surgery.lora(other, names, rank=recipe.rank or 0, alpha=recipe.alpha, kind=recipe.kind)
-    assert isinstance(found, ir.Model)  # like ``other``
-    return found
+    return _with_adapters(other, names, recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -22,17 +22,9 @@ WHISPER, WAVEFORM = "WhisperFeatureExtractor", "Wav2Vec2FeatureExtractor"
 Features: TypeAlias = WhisperFeatures | Waveforms
 
 
-class _Found(NamedTuple):
-    """The settings of a feature extractor: its file, kind and content."""
-
-    file: str
-    kind: str
-    settings: Mapping[str, Any]
-
-
 def is_whisper(request: Request) -> bool:
     """Whether a folder has Whisper's feature extractor; raise DataError if it has an unsupported one."""
-    return _found(request).kind == WHISPER
+    return _Settings(request).kind == WHISPER
 
 
 def features_of(request: Request) -> Features:
@@ -41,53 +33,48 @@ def features_of(request: Request) -> Features:
     Raises:
         DataError: the folder has no supported one, or its encoder expects other spectrograms.
     """
-    found, encoder = _found(request), load_model(request.base.encoder())
-    settings = _Settings(request, found)
-    if found.kind == WHISPER:
+    settings, encoder = _Settings(request), load_model(request.base.encoder())
+    settings.check({"dither": 0.0, "padding_side": "right", "padding_value": 0.0})
+    if settings.kind == WHISPER:
         return _of_whisper(settings, encoder)
     settings.check({"feature_size": 1})
-    normalises = found.settings.get("do_normalize", True)
+    normalises = settings.content.get("do_normalize", True)
     return Waveforms(settings.whole("sampling_rate", 16000), _shortest(encoder), bool(normalises))
 
 
-def _found(request: Request) -> _Found:
-    folder = request.base.path
-    name, found = EXTRACTOR, table_in(folder, EXTRACTOR)
-    if not found:  # transformers 5 writes one file for tokenizer and feature extractor
-        name, found = PROCESSOR, table_in(folder, PROCESSOR).get("feature_extractor") or {}
-    kind = found.get("feature_extractor_type") if isinstance(found, Mapping) else None
-    if kind not in (WHISPER, WAVEFORM):
-        what = f"the feature extractor {shown(kind)}" if isinstance(kind, str) else f"no {EXTRACTOR}"
-        raise DataError(
-            f"the folder '{shown(folder)}' has {what}, but {request.recipe.task} requires {WHISPER}, or {WAVEFORM} for "
-            "Moonshine"
-        )
-    return _Found(name, kind, found)
-
-
 class _Settings:
-    """The settings of a feature extractor, checked as they are read."""
+    """The settings of a folder's feature extractor, checked as they are read: its file, kind and content."""
 
-    def __init__(self, request: Request, found: _Found) -> None:
-        self.file, self._found = request.base.path / found.file, found.settings
-        self.check({"dither": 0.0, "padding_side": "right", "padding_value": 0.0})
+    def __init__(self, request: Request) -> None:
+        folder = request.base.path
+        name, found = EXTRACTOR, table_in(folder, EXTRACTOR)
+        if not found:  # transformers 5 writes one file for tokenizer and feature extractor
+            name, found = PROCESSOR, table_in(folder, PROCESSOR).get("feature_extractor") or {}
+        self.file, self.content = folder / name, found
+        self.kind = found.get("feature_extractor_type") if isinstance(found, Mapping) else None
+        if self.kind not in (WHISPER, WAVEFORM):
+            what = f"the feature extractor {shown(self.kind)}" if isinstance(self.kind, str) else f"no {EXTRACTOR}"
+            raise DataError(
+                f"the folder '{shown(folder)}' has {what}, but {request.recipe.task} requires {WHISPER}, or {WAVEFORM} "
+                "for Moonshine"
+            )
 
     def check(self, usual: Mapping[str, Any]) -> None:
         """Raise DataError if a setting is none of the supported ones, ``usual``."""
         for key, value in usual.items():
-            if self._found.get(key, value) != value:
+            if self.content.get(key, value) != value:
                 self.refuse(key)
 
     def refuse(self, key: str) -> None:
         """Raise DataError for the value of a setting."""
         raise DataError(
-            f"'{key}' in '{shown(self.file)}' is {described(self._found.get(key))}, which is not supported; use the "
+            f"'{key}' in '{shown(self.file)}' is {described(self.content.get(key))}, which is not supported; use the "
             "file of the model"
         )
 
     def whole(self, key: str, usual: int) -> int:
         """Return a whole number above zero, or ``usual`` if there is none."""
-        value = self._found.get(key, usual)
+        value = self.content.get(key, usual)
         if type(value) is not int or not 0 < value <= MOST_SAMPLES:
             raise DataError(f"'{key}' in '{shown(self.file)}' is {described(value)}, but should be a whole number "
                             "above zero; download the file again")  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from gradgraph import surgery
@@ -13,8 +15,7 @@ from gradgraph.graph.builder import Builder
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.surgery.language_models import POSITIONS, SEGMENTS
-
-TEMPERATURE, SHARE = 2.0, 0.5  # the defaults of gg.distill
+from gradgraph.surgery.operation import as_model
 
 
 def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
@@ -40,22 +41,15 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
             "compares the scores of each token; use a teacher of the same family"
         )
     try:
-        teacher = surgery.language_model(other.decoder(), packed=recipe.pack)
-        assert isinstance(teacher, ir.Model)  # as returned by load_model
+        teacher = as_model(surgery.language_model(other.decoder(), packed=recipe.pack))
         _keep_first(teacher, _scores(student))
-        found = surgery.distill(
-            student,
-            teacher,
-            TEMPERATURE if recipe.temperature is None else recipe.temperature,
-            alpha=SHARE if recipe.teacher_share is None else recipe.teacher_share,
-            inputs={_tokens(teacher): _tokens(student)},
-        )
+        given = {"temperature": recipe.temperature, "alpha": recipe.teacher_share}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return as_model(surgery.distill(student, teacher, inputs={_tokens(teacher): _tokens(student)}, **chosen))
     except BuildError as error:
         raise BuildError(
             f"the teacher '{shown(other.path)}' cannot be used: {error.problem}; choose another teacher"
         ) from None
-    assert isinstance(found, ir.Model)  # like the student
-    return found
 
 
 def _tokens(model: ir.Model) -> str:

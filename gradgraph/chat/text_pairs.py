@@ -14,6 +14,7 @@ import numpy as np
 from gradgraph.chat.chat_batches import filled_up
 from gradgraph.chat.chat_rows import read
 from gradgraph.chat.task_request import Request
+from gradgraph.chat.tokens import check_number
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.dataset import Loadable
 from gradgraph.data.record.data_names import NO_NAMES, DataNames
@@ -217,12 +218,7 @@ def check_tokens(texts: Sequence[Sequence[int]], place: str, known: int | None) 
     """Raise DataError if a text has no tokens, or a token outside the model's vocabulary of ``known`` tokens."""
     if not all(texts):
         raise DataError(f"{place} has a text without tokens; drop the row")
-    most = max(map(max, texts))
-    if known is not None and most >= known:
-        raise DataError(
-            f"{place} has the token id {most:,}, but the model's vocabulary has {known:,}; remove such special tokens "
-            "from the texts"
-        )
+    check_number(max(map(max, texts)), place, known)
 
 
 def digest_of(*parts: Pairs | None) -> str:

@@ -167,6 +167,15 @@ class Encoder:
         ]
 
 
+def check_number(most: int, place: str, known: int | None) -> None:
+    """Raise DataError if ``most``, the largest token id at ``place``, is outside a vocabulary of ``known`` tokens."""
+    if known is not None and most >= known:
+        raise DataError(
+            f"{place} has the token id {most:,}, but the model's vocabulary has {known:,}; remove such special tokens "
+            "from the texts"
+        )
+
+
 def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
     """Return whether each token is between the first and the last token with a character of an answer."""
     found = [False] * len(spans)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.chat.picking import picked
-from gradgraph.chat.prompts import OneByOne, Prompts
+from gradgraph.chat.prompts import Prompts, Steps
 from gradgraph.chat.sampling import Sampling
 from gradgraph.data.arrays.batch import Array
 from gradgraph.data.record.specs import numpy_dtype
@@ -27,7 +27,7 @@ log = logging.getLogger("gradgraph.chat")
 EVENT = "sample"  # the event of a log record
 
 
-class TrainerSteps(OneByOne):
+class TrainerSteps(Steps):
     """A token source that calls a trainer's ``predict`` on the whole text for each token, without a cache.
 
     It uses the trainer's prediction session, with its frozen weights, instead of loading another model.

@@ -30,6 +30,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.layer_inputs import LayerInputs
 from gradgraph.surgery.merged import kept_share, merge_to_folder, warn_of_rounding
+from gradgraph.surgery.operation import as_model
 from gradgraph.surgery.two_decoders import give_both, is_merged
 
 log = logging.getLogger("gradgraph.chat")
@@ -204,8 +205,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
     least one trained weight, so the last 1-D weight is marked as trained; no update is run. Weights are read from
     their file, not copied, since a copy of float weights may exceed the memory of training.
     """
-    tokens_alone = surgery.language_model(load_model(model))
-    assert isinstance(tokens_alone, ir.Model)  # as returned by load_model
+    tokens_alone = as_model(surgery.language_model(load_model(model)))
     vector = _last_vector(tokens_alone)
     if vector is None:
         return None

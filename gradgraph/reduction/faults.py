@@ -45,11 +45,6 @@ def of_gradient(model: onnx.ModelProto) -> str | None:
     return None if report.ok else "a gradient is wrong"
 
 
-def of_run(model: onnx.ModelProto) -> str | None:
-    """Return a symptom if the model fails in onnxruntime or differs from the reference implementation, else None."""
-    return _seen_in_onnxruntime(model)
-
-
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
     """Return a symptom like :func:`of_run` for the model that ``gradgraph grad --vjp`` writes; None if there is no
     fault.
@@ -59,15 +54,7 @@ def of_gradient_run(model: onnx.ModelProto) -> str | None:
     except Exception:  # this is the fault "build", not this one
         return None
     assert isinstance(gradient, onnx.ModelProto)
-    return _seen_in_onnxruntime(gradient)
-
-
-LOOKS: dict[str, Fault] = {
-    "build": of_build,
-    "run": of_run,
-    "gradient-run": of_gradient_run,
-    "gradient": of_gradient,
-}  # one per entry of ``gradgraph.reduction.kinds.FAULTS``
+    return of_run(gradient)
 
 
 def said(error: Exception, model: onnx.ModelProto) -> str:
@@ -79,7 +66,8 @@ def said(error: Exception, model: onnx.ModelProto) -> str:
     return " ".join([f"{type(error).__name__}:", *kept[:_MOST_WORDS]])
 
 
-def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
+def of_run(model: onnx.ModelProto) -> str | None:
+    """Return a symptom if the model fails in onnxruntime or differs from the reference implementation, else None."""
     fed = _feeds_and_reference(model)
     if fed is None:
         return None
@@ -95,6 +83,14 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
         return said(error, model)
     pairs = zip(got, wanted.values(), strict=True)
     return "onnxruntime's results differ" if any(_differ(a, b) for a, b in pairs) else None
+
+
+LOOKS: dict[str, Fault] = {
+    "build": of_build,
+    "run": of_run,
+    "gradient-run": of_gradient_run,
+    "gradient": of_gradient,
+}  # one per entry of ``gradgraph.reduction.kinds.FAULTS``
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:

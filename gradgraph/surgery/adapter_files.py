@@ -24,16 +24,17 @@ import safetensors.numpy
 from gradgraph.arguments import NAMES, PATH, TEXT, Kind, checked
 from gradgraph.errors import ArgumentError, BuildError, listed, shown
 from gradgraph.files.atomic import explain_errors, write_atomically
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.files.models import Source
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.surgery.adapter_kinds import lora_experts
-from gradgraph.surgery.adapter_kinds.adapter import Adapter, names_of_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
-from gradgraph.surgery.adapters import chosen_adapters
+from gradgraph.surgery.adapters import chosen_adapters, names_of_adapters
 from gradgraph.surgery.expert_files import stored_experts, with_experts
 from gradgraph.surgery.grouped_factors import spread
 from gradgraph.surgery.linear_layers import linear_layers
 from gradgraph.surgery.operation import (
+    Array,
     Path,
     array_named,
     check_patterns,
@@ -57,7 +58,6 @@ from gradgraph.surgery.weights import give_weights
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-Array = np.ndarray[Any, Any]
 N = TypeVar("N", int, float)
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, checked
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.files.model_metadata import DEFAULT, Adapter, write_adapters
 from gradgraph.files.models import Source
 from gradgraph.files.untrusted.array_files import safetensors_in
 from gradgraph.files.untrusted.contained_paths import path_inside
@@ -30,13 +31,13 @@ from gradgraph.surgery.adapter_files import (
     stored_names,
 )
 from gradgraph.surgery.adapter_kinds import lora_experts
-from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapters import adaptable, put_all, rested
 from gradgraph.surgery.expert_files import Given, experts_in
 from gradgraph.surgery.grouped_factors import gathered
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 from gradgraph.surgery.operation import (
+    Array,
     Path,
     Result,
     array_named,
@@ -67,7 +68,6 @@ from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
 from gradgraph.surgery.prefix_files import apart, check_counted
 from gradgraph.surgery.stored_weights import canonical, is_quantised, write_floats
 
-Array = np.ndarray[Any, Any]
 _NEARER = 0.95  # a square weight is transposed if its transpose is nearer to the old weight by this factor
 
 

@@ -16,14 +16,9 @@ import onnx_ir as ir
 from gradgraph.arguments import NAMES, NUMBER, PATH, TEXT, WHOLE, as_names, checked
 from gradgraph.arguments import Kind as Checked
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown
+from gradgraph.files.model_metadata import DEFAULT, Adapter, write_adapters
 from gradgraph.files.models import Source
 from gradgraph.graph.marks import QUANTISED
-from gradgraph.surgery.adapter_kinds.adapter import (
-    DEFAULT,
-    Adapter,
-    names_of_adapters,
-    write_adapters,
-)
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of, check_stored
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
@@ -147,6 +142,11 @@ def _names_of(layers: Sequence[Any]) -> list[str]:
 def _weighable() -> str:
     """Return the adapter types (``kind=``) that can share a layer, as text for a message."""
     return " and ".join(name for name, kind in KINDS.items() if kind.adds)
+
+
+def names_of_adapters(adapters: Sequence[Adapter]) -> list[str]:
+    """Return each adapter name once, in order."""
+    return list(dict.fromkeys(a.name for a in adapters))
 
 
 def put_all(

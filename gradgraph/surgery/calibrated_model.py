@@ -22,6 +22,7 @@ from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.external import is_external
 from gradgraph.files.large_weights import LEAST_BYTES
 from gradgraph.files.mapped import forget_pages
+from gradgraph.files.protos import copied
 from gradgraph.graph.quantisers import Quantiser
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import attributes, replace_value
@@ -33,9 +34,9 @@ from gradgraph.runtime.execution.session import (
     results,
     weights_pass_through,
 )
+from gradgraph.surgery.operation import Array, add_weight
 from gradgraph.surgery.stored_weights import quantiser_of
 
-Array = np.ndarray[Any, Any]
 Batch = Mapping[str, Array]
 Ranges = Mapping[str, list[Array]]  # by tensor name: its smallest and its largest element, of shape [1]
 Large = Mapping[str, ir.TensorProtocol]  # by weight name
@@ -146,11 +147,7 @@ def _own_biases(model: ir.Model) -> None:
         if beta == 1.0 and len(bias.uses()) == 1 and numbers.shape == tuple(bias.const_value.shape.numpy()):
             continue
         name = f"{bias.name}.of.{node.outputs[0].name}"
-        tensor = ir.tensor((numbers * beta).astype(numbers.dtype), name=name)
-        shape = ir.Shape(numbers.shape)
-        value = ir.Value(name=name, shape=shape, type=bias.type, const_value=tensor)
-        model.graph.register_initializer(value)
-        node.replace_input_with(2, value)
+        node.replace_input_with(2, add_weight(model, name, (numbers * beta).astype(numbers.dtype)))
         if node.op_type == "Gemm":
             node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
         if not bias.uses() and not bias.is_graph_output():
@@ -176,8 +173,7 @@ def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iter
     names = [name for name in ends if kinds.get(name) in _FLOATS and name not in stored]
     if not names:
         return {}
-    probed = onnx.ModelProto()
-    probed.CopyFrom(proto)
+    probed = copied(proto)
     del probed.graph.output[:]
     found = [f"{which}/{name}" for name in reversed(names) for which in ("ReduceMin", "ReduceMax")]
     for output in found:
@@ -211,8 +207,7 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-    given = onnx.ModelProto()
-    given.CopyFrom(proto)
+    given = copied(proto)
     for tensor in given.graph.initializer:
         if tensor.name in weights:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)

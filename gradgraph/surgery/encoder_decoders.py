@@ -7,15 +7,15 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, listed
+from gradgraph.files.model_metadata import Adapter, write_adapters
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
-from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import adapters_of
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.joined_models import prefix_names, take_in
 from gradgraph.surgery.language_models import MASK, language_model
-from gradgraph.surgery.operation import closed, forget_sizes_behind, opened
+from gradgraph.surgery.operation import as_model, closed, forget_sizes_behind, opened
 
 STATES, MASK_OF_STATES = "encoder_hidden_states", "encoder_attention_mask"  # inputs of the decoder
 PREFIX = "decoder."  # of the decoder's names in the joined model
@@ -64,9 +64,7 @@ def encoder_decoder(encoder: ir.Model, decoder: ir.Model) -> ir.Model:
     take_in(work, other)
     work.graph.outputs[:] = scores
     write_adapters(work, adapters)
-    found = closed(work, work, None)
-    assert isinstance(found, ir.Model)  # like ``work``
-    return found
+    return as_model(closed(work, work, None))
 
 
 def _length(value: ir.Value) -> object:
@@ -79,9 +77,7 @@ def _without_cache(decoder: ir.Model) -> ir.Model:
     """Return a copy of the decoder from tokens and states to scores, in float32."""
     fed = {v.name for v in decoder.graph.inputs if not v.is_initializer()}
     if len(decoder.graph.outputs) > 1 or len(fed - {STATES, MASK_OF_STATES}) > 1:
-        tokens_alone = language_model(decoder)
-        assert isinstance(tokens_alone, ir.Model)  # like ``decoder``
-        return opened(tokens_alone, None)
+        return opened(language_model(decoder), None)
     other = opened(decoder, None)
     compute_in_float32(other)
     return other

@@ -15,24 +15,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, DataError, listed, shown
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.surgery.adapter_kinds import lora_experts
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.experts import Experts, interleaved, separated
-from gradgraph.surgery.operation import array_named
-from gradgraph.surgery.peft_names import as_ours
+from gradgraph.surgery.operation import Array, array_named
+from gradgraph.surgery.peft_names import as_ours, by_meaning, found_by_meaning
 from gradgraph.surgery.peft_settings import CONFIG, Settings, own_number, pattern_of
 
-Array = np.ndarray[Any, Any]
 TARGETS, VERSION = "target_parameters", "peft_version"
 _INNER, _OWN_VERSION = ".base_layer", "0.19.0"  # the first version of this order of axes
 _MOST_ORDERS = 1000  # of parameters that are tried: models have two or three in a module
 _MODULE = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.experts$")
-_NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,7 @@ def _meaning(module: str) -> str:
 
 def _module_of(parent: str, theirs: Iterable[str]) -> str | None:
     """Return the folder's module of a module of the model: of the same name, or of the same end if only one has it."""
-    own, by_name = _meaning(parent), {_meaning(module): module for module in theirs}
-    if own in by_name:
-        return by_name[own]
-    end = _NUMBERED.fullmatch(own)
-    same = [m for name, m in by_name.items() if end and (other := _NUMBERED.fullmatch(name)) and other[2] == end[2]]
-    return same[0] if len(same) == 1 else None
+    return found_by_meaning(by_meaning({_meaning(module): module for module in theirs}), _meaning(parent))
 
 
 def _assigned(

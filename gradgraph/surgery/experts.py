@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,10 +17,9 @@ import onnx_ir as ir
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.surgery.integer_experts import DOMAIN, IN_MOE, IN_QMOE, Integers, why_not_read
 from gradgraph.surgery.naming import recorded_names
-from gradgraph.surgery.operation import numbers_of, set_numbers
+from gradgraph.surgery.operation import Array, numbers_of, set_numbers, tensor_of
 from gradgraph.surgery.stored_weights import Rounds, quantiser_of, rounding_as, write_in_blocks
 
-Array = np.ndarray[Any, Any]
 _WEIGHT = re.compile(r"\.q?weight$")
 _WEIGHTS = {"MoE": IN_MOE, "QMoE": IN_QMOE}  # the inputs with the weights of each projection
 _FIRST = {"MoE": (2, 3), "QMoE": (2, 4)}  # weights and biases of the first projection
@@ -74,9 +72,7 @@ class Experts:
         """The shape of the tensor; for packed integers, (experts, outputs, inputs)."""
         if self.integers is not None:
             return self.integers.shape
-        tensor = numbers_of(self.stored)
-        assert tensor is not None
-        experts, first, second = map(int, tensor.shape.numpy())
+        experts, first, second = map(int, tensor_of(self.stored).shape.numpy())
         return experts, first, second
 
     @property
@@ -119,19 +115,17 @@ class Experts:
         """Return the weights as floats, in the shape of the tensor."""
         if self.integers is not None:
             return self.integers.dequantised()
-        tensor = numbers_of(self.stored)
-        assert tensor is not None
-        return tensor.numpy() if self.source is None else quantiser_of(self.source).dequantised(tensor.numpy())
+        numbers = tensor_of(self.stored).numpy()
+        return numbers if self.source is None else quantiser_of(self.source).dequantised(numbers)
 
     def rounding(self) -> Array:
         """Return the largest rounding error of each weight, in the shape of the tensor."""
         if self.integers is not None:
             return self.integers.rounding()
-        tensor = numbers_of(self.stored)
-        assert tensor is not None
-        if self.source is None:
-            return rounding_as(tensor.numpy().dtype, tensor.numpy())
-        return quantiser_of(self.source).rounding(tensor.numpy())
+        numbers = tensor_of(self.stored).numpy()
+        return (
+            rounding_as(numbers.dtype, numbers) if self.source is None else quantiser_of(self.source).rounding(numbers)
+        )
 
     def write(self, work: ir.Model, weights: Array, rounds: Rounds | None = None) -> float | None:
         """Replace the weights, in the format in which they are stored.
@@ -151,9 +145,8 @@ class Experts:
             return self.integers.write(work, weights)
         if self.source is not None:
             return write_in_blocks(work, self.source, weights, rounds)
-        tensor = numbers_of(self.stored)
-        assert tensor is not None
-        set_numbers(work, self.stored, np.ascontiguousarray(weights.astype(tensor.dtype.numpy())))
+        dtype = tensor_of(self.stored).dtype.numpy()
+        set_numbers(work, self.stored, np.ascontiguousarray(weights.astype(dtype)))
         return None
 
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.surgery.operation import Array
 from gradgraph.surgery.weight_names import TensorNames, natural
 
-Array = np.ndarray[Any, Any]
 _EPSILON = re.compile(r"batch_norm_legit_no_training\.default\]\(args = \(.*, ([\d.e+-]+)\)")
 _MEAN, _VARIANCE = "running_mean", "running_var"
 # operators of layers that are assumed to precede the norms of a module, the likeliest first

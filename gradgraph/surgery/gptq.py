@@ -13,11 +13,11 @@ its first factor, are kept, and the error moves to others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
+
 Grams = list[Array]  # from ``grams``
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it, as in the paper

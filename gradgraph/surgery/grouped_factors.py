@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
 
 
 def spread(array: Array, groups: int) -> Array:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +15,8 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.graph.quantisers import Quantiser
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.matmul_nbits import Packing
-from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
+from gradgraph.surgery.operation import Array, add_weight, free_name, numbers_of, set_numbers, tensor_of
 
-Array = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 IN_QMOE, IN_MOE = (2, 5, 8), (2, 4, 6)  # the weights among the inputs; QMoE has scales behind them, then biases
 _POINTS, _LAST = (11, 12, 13), 14  # zero points of QMoE, and the first of further inputs
@@ -134,9 +132,7 @@ class Integers:
 
 
 def _array(value: ir.Value) -> Array:
-    tensor = numbers_of(value)
-    assert tensor is not None
-    return tensor.numpy()
+    return tensor_of(value).numpy()
 
 
 def _packing_of_points(shape: tuple[int, int, int], bits: int, block: int) -> Packing:
@@ -281,8 +277,7 @@ def _packed(work: ir.Model, source: ir.Node, block: int) -> tuple[int, ir.Value,
     Without a ``block`` size, scales are a matrix. Zero points are None if all are the middle of the range.
     """
     packed, scales, points = (_input(source, at) for at in range(3))
-    numbers, tensor = _array(points).astype(np.uint8), numbers_of(packed)
-    assert tensor is not None
+    numbers, tensor = _array(points).astype(np.uint8), tensor_of(packed)
     experts, outputs, inputs = map(int, tensor.shape.numpy())
     bits = next(count for count, dtype in _TYPES.items() if dtype == tensor.dtype)
     if bits == 4:

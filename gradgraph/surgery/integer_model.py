@@ -40,7 +40,7 @@ from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
 from gradgraph.surgery.calibrated_model import calibrated, turn_weights
 from gradgraph.surgery.integer_products import PER_CHANNEL
-from gradgraph.surgery.operation import Result, learn_sizes
+from gradgraph.surgery.operation import Result, as_model, learn_sizes
 from gradgraph.surgery.quantised_training import qat
 
 __all__ = ["Quantized", "quantize"]
@@ -148,8 +148,7 @@ def _inputs(model: ir.Model) -> list[str | None]:
 
 def _rounded(model: ir.Model) -> ir.Model:
     """Return ``model`` with only its weights stored as integers."""
-    rounded = qat(model, weights="int8", activations=None)
-    assert isinstance(rounded, ir.Model)
+    rounded = as_model(qat(model, weights="int8", activations=None))
     store_integers(rounded, lazily=True)
     return rounded
 

@@ -23,7 +23,6 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.marks import mark_detached
 from gradgraph.passes.normal.edit import Editor, attributes, discard, nodes_of
 from gradgraph.passes.normal.opsets.opset import convert_below, convert_to_opset
 from gradgraph.surgery.linear_layers import DOMAINS
@@ -196,21 +195,13 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
 # --- conversion of sums to floats ----------------------------------------------------------------------------------
 
 
-def _straight(op: Builder, x: Var, rounded: Var) -> Var:
-    """Return a value equal to ``rounded`` whose gradient goes to ``x`` (straight-through)."""
-    difference = op.Identity(rounded - x)
-    producer = difference.value.producer()
-    assert producer is not None
-    mark_detached(producer)
-    return x + difference
-
-
 def _data(op: Builder, numbers: Var, scale: Var, zero: Var | None) -> Var:
     """Return dequantised data; if a DynamicQuantizeLinear wrote them, gradients pass straight through to its input."""
     x = op.DequantizeLinear(numbers, _shaped(op, scale, []), None if zero is None else _shaped(op, zero, []))
     source = numbers.value.producer()
     if source is not None and source.op_type == "DynamicQuantizeLinear" and source.inputs[0] is not None:
-        return _straight(op, Var(op, source.inputs[0]), x)
+        own = Var(op, source.inputs[0])
+        return own + op.detached(x - own)
     return x
 
 

@@ -110,7 +110,7 @@ def language_model(
     tokens = _tokens_of(list(given.values()))
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
     changes = past or unknown or counted or kept or len(graph.outputs) < every
-    if tokens is None or not (changes or _is_whole(tokens)):
+    if tokens is None or not (changes or is_whole(tokens)):
         raise BuildError(
             "the model has neither tokens nor inputs for a cache, a mask or positions; it can be trained as it is",
             remedy="gg.surgery.cut(model, outputs=...) selects its outputs",
@@ -132,7 +132,8 @@ def language_model(
     return closed(work, model, out)
 
 
-def _is_whole(value: ir.Value) -> bool:
+def is_whole(value: ir.Value) -> bool:
+    """Whether a value is a matrix of integers, such as tokens or their mask."""
     return value.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(shape_of(value) or ()) == 2
 
 
@@ -182,7 +183,7 @@ def _choose_outputs(graph: ir.Graph, states: Sequence[State], asked: str | Seque
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
     """Return the input of tokens or token embeddings: ``…input_ids``, else the first candidate, or None if none."""
-    whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
+    whole = [v for v in given if is_whole(v) and v.name not in _COUNTED]
     named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
     return next(iter([*named, *whole, *floating]), None)
@@ -192,7 +193,7 @@ def fixed_length(model: ir.Model) -> int | None:
     """Return the number of tokens of each text if the exporter has fixed it; None otherwise, or if there is a cache."""
     tokens = _tokens_of([v for v in model.graph.inputs if not v.is_initializer()])
     sizes = None if tokens is None or model_states(model) else shape_of(tokens)
-    if tokens is None or sizes is None or not (_is_whole(tokens) or len(sizes) == 3):  # tokens, or an embedding of each
+    if tokens is None or sizes is None or not (is_whole(tokens) or len(sizes) == 3):  # tokens, or an embedding of each
         return None
     return sizes[1] if isinstance(sizes[1], int) else None
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.data.record.specs import Specs
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.graph.quantisers import Array
 from gradgraph.passes.normal.edit import value_named
 from gradgraph.runtime.execution.predictor import Predictor
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.gptq import Grams, gram_bytes, grams
 from gradgraph.surgery.merged import layer_of

@@ -16,7 +16,7 @@ The head computes next-token scores; a router computes scores by which experts a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -26,6 +26,7 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.surgery.experts import experts_of
 from gradgraph.surgery.language_models import model_states, score_outputs
 from gradgraph.surgery.linear_layers import Layer, linear_layers
+from gradgraph.surgery.operation import reached
 
 HEAD, ROUTER, EXPERT, MLP = "head", "router", "expert", "MLP"
 ATTENTION, CONVOLUTION, RECURRENCE = "attention", "convolution mixer", "recurrent mixer"
@@ -150,18 +151,13 @@ class _Blocks:
 
     def _heads(self) -> set[ir.Node]:
         """Return the layers that compute next-token scores: the first layers on each path back from the scores."""
-        found, seen = set[ir.Node](), set[ir.Value]()
-        waiting: list[ir.Value | None] = list(score_outputs(self._decoder))
-        while waiting:
-            value = waiting.pop()
-            node = None if value is None or value in seen else value.producer()
-            if value is not None:
-                seen.add(value)
-            if node in self._nodes:
-                found.add(node)
-            elif node is not None:
-                waiting.extend(node.inputs)
-        return found
+
+        def onward(value: ir.Value) -> Sequence[ir.Value | None]:
+            node = value.producer()
+            return () if node is None or node in self._nodes else node.inputs
+
+        values = reached(score_outputs(self._decoder), onward)
+        return {node for value in values if (node := value.producer()) is not None and node in self._nodes}
 
 
 def _is_of(node: ir.Node, names: Iterable[str]) -> bool:
@@ -177,13 +173,7 @@ def _is_of(node: ir.Node, names: Iterable[str]) -> bool:
 
 def _decays(exp: ir.Node) -> bool:
     """Whether the result of an Exp, or a part of it, is a factor; that of a softmax is also summed."""
-    waiting = [exp.outputs[0]]
-    readers = list[ir.Node]()
-    while waiting:
-        found = waiting.pop().consumers()
-        readers += found
-        waiting += [v for node in found if node.op_type in _PARTS and not node.domain for v in node.outputs]
-    kinds = {node.op_type for node in readers}
+    kinds = {node.op_type for value in reached(exp.outputs, _results(_PARTS)) for node in value.consumers()}
     return "Mul" in kinds and "ReduceSum" not in kinds
 
 
@@ -193,12 +183,12 @@ def _is_floating(value: ir.Value) -> bool:
 
 def _routes(value: ir.Value) -> bool:
     """Whether ``value`` contains the scores by which a router selects experts."""
-    seen, waiting = set[ir.Value](), [value]
-    while waiting:
-        for node, place in waiting.pop().uses():
-            if _CHOOSES_BY.get((node.domain, node.op_type)) == place:
-                return True
-            if node.op_type in _ON_THE_WAY and not node.domain and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                waiting.append(node.outputs[0])
-    return False
+    uses = (use for value in reached([value], _results(_ON_THE_WAY)) for use in value.uses())
+    return any(_CHOOSES_BY.get((node.domain, node.op_type)) == place for node, place in uses)
+
+
+def _results(names: frozenset[str]) -> Callable[[ir.Value], list[ir.Value]]:
+    """Return a function of a value that returns what standard operators of these names compute from it."""
+    return lambda value: [
+        v for node in value.consumers() if node.op_type in names and not node.domain for v in node.outputs
+    ]

@@ -21,7 +21,7 @@ from gradgraph.graph.shapes import known_sizes
 from gradgraph.graph.weight_layouts import layouts
 from gradgraph.runtime.saved.partial import OfModel, Stored
 from gradgraph.surgery.folded_norms import contains_norm
-from gradgraph.surgery.operation import Path, Result, closed, layers_log, numbers_of, opened, set_numbers
+from gradgraph.surgery.operation import Path, Result, closed, layers_log, opened, set_numbers, tensor_of
 from gradgraph.surgery.pretrained_checks import check_plain
 from gradgraph.surgery.pretrained_evidence import is_stored
 from gradgraph.surgery.pretrained_files import (
@@ -35,7 +35,7 @@ from gradgraph.surgery.pretrained_matches import is_integer
 from gradgraph.surgery.pretrained_settings import check_settings
 from gradgraph.surgery.pretrained_weights import Plan, is_buffer
 from gradgraph.surgery.pretrained_writing import take_pretrained, untie_all
-from gradgraph.surgery.two_decoders import give_both, is_merged, with_cache, without_cache
+from gradgraph.surgery.two_decoders import give_both, is_merged, one_decoder
 from gradgraph.surgery.weight_places import places_of
 from gradgraph.surgery.weights import Arrays, first_names, read_weights, weights_of
 
@@ -150,7 +150,7 @@ def _has_other_names(work: ir.Model, source: Pretrained, epsilon: float | None) 
     found = [name in source.tensors and name not in doubtful for name in names]
     if all(found) or sum(found) == len(source.tensors):
         return False
-    plan = Plan(without_cache(work) if is_merged(work) else work, source, epsilon)
+    plan = Plan(one_decoder(work, has_cache=False) if is_merged(work) else work, source, epsilon)
     return len({match.place.value for match in plan.matches}) > sum(found)
 
 
@@ -196,7 +196,7 @@ def _take(
     if is_saved_external(work):
         folder = Folder(None if out is None else FilePath(out).absolute().parent)
         done, work.meta[_SPILLED] = SpilledWeights(folder.path), folder  # the model uses its file
-    one = without_cache(work) if is_merged(work) else work
+    one = one_decoder(work, has_cache=False) if is_merged(work) else work
     check_settings(one, source)
     if exported is not None:
         check_same_settings(exported, source)
@@ -216,7 +216,7 @@ def _has_new(
 
     Its weights must be in ``one``, too; those that are not as ``before`` must be the ones of its own modules.
     """
-    cached = with_cache(whole)
+    cached = one_decoder(whole, has_cache=True)
     if not {*weights_of(cached)} <= {*one.graph.initializers}:
         return False
     kept = {name for name, value in one.graph.initializers.items() if value.const_value is before.get(name)}
@@ -359,8 +359,7 @@ def _is_turned(
 
 
 def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> None:
-    tensor = numbers_of(value)
-    assert tensor is not None
+    tensor = tensor_of(value)
     wanted = tuple(tensor.shape.numpy())
     if data.ndim == 2 and data.shape != wanted == data.T.shape:
         data = data.T

@@ -5,27 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.errors import BuildError, counted, shown
+from gradgraph.files.model_metadata import Adapter, write_adapters
 from gradgraph.files.models import Source
 from gradgraph.files.spilled import SpilledWeights
 from gradgraph.passes.normal.edit import discard, replace_value
-from gradgraph.surgery.adapter_kinds.adapter import Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapter_kinds.kind import Rounding
 from gradgraph.surgery.adapters import chosen_adapters
 from gradgraph.surgery.gptq import Gptq, Grams
 from gradgraph.surgery.linear_layers import Layer, layer_at, stored
 from gradgraph.surgery.operation import (
+    Array,
     Path,
     Result,
     add_weight,
     array_named,
+    as_model,
     clear_away,
     closed,
     free_name,
@@ -47,7 +48,6 @@ from gradgraph.surgery.weights import give_weights
 
 log = logging.getLogger("gradgraph")
 
-Array = np.ndarray[Any, Any]
 _Part = tuple[Adapter, list[Array]]
 
 
@@ -116,9 +116,7 @@ def merge_to_folder(
     """
     work = opened(model, None)
     roundings = _merge_all(work, weights, None, requantise, SpilledWeights(folder), inputs or _no_inputs)
-    result = closed(work, model, None)
-    assert isinstance(result, ir.Model)  # closed() returns the type of ``model``
-    return result, roundings
+    return as_model(closed(work, model, None)), roundings
 
 
 def kept_share(roundings: Iterable[Rounding]) -> float | None:

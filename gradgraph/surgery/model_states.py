@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.surgery.operation import reached
 
 _MICROSOFT, _BOTH = "com.microsoft", ("", "com.microsoft")
 _KEYS, _FIXED = 2, None  # the axis of tokens of a state, or None for a state of fixed size
@@ -220,23 +221,16 @@ def _is_updated(past: ir.Value, at: _Reached) -> bool:
 
     An output that is computed from ``past`` alone, such as scaled features of an image, does not continue it.
     """
-    values, seen = [at.value], {at.value}
-    while not at.kept and values:
-        value = values.pop()
-        node = value.producer()
-        if node is None:
-            if value.is_graph_input() and not value.is_initializer() and value is not past:
-                return True
-            continue
-        if any(
-            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for attribute in node.attributes.values()
-        ):
-            return True  # what a body reads is not searched
-        new = {v for v in node.inputs if v is not None} - seen
-        seen |= new
-        values += new
-    return at.kept
+    values = reached([at.value], lambda value: () if (node := value.producer()) is None else node.inputs)
+    return at.kept or any(map(_may_read_input, (value for value in values if value is not past)))
+
+
+def _may_read_input(value: ir.Value) -> bool:
+    """Whether a value is an input, or computed by a node with a body; what a body reads is not searched."""
+    node, bodies = value.producer(), (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if node is None:
+        return value.is_graph_input() and not value.is_initializer()
+    return any(attribute.type in bodies for attribute in node.attributes.values())
 
 
 def _growing(past: ir.Value, at: _Reached) -> int | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -29,6 +29,7 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]
+Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 log = logging.getLogger("gradgraph")
@@ -58,6 +59,12 @@ def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
     return work if out is not None or isinstance(given, ir.Model) else to_proto(work)
 
 
+def as_model(result: Result) -> ir.Model:
+    """Return the result of an operation on an ``onnx_ir.Model``, which has the same type."""
+    assert isinstance(result, ir.Model)
+    return result
+
+
 def log_matches(what: str, layers: Sequence[str], kind: str = "layer") -> None:
     """Log the layers that a target matches: ``adapters at 2 layers: 'q_proj', 'v_proj'``; shown on the command line."""
     layers_log.info("%s %d %s%s: %s", what, len(layers), kind, "" if len(layers) == 1 else "s", listed(layers))
@@ -83,14 +90,19 @@ def learn_sizes(work: ir.Model) -> None:
 
 def forget_sizes_behind(*values: ir.Value) -> None:
     """Remove the shapes of ``values`` and of everything computed from them, so that they are inferred again."""
-    stack, seen = [*values], {*values}
-    while stack:
-        changed = stack.pop()
-        changed.shape = None
-        for reader in changed.consumers():
-            new = [v for v in reader.outputs if v not in seen]
-            seen.update(new)
-            stack.extend(new)
+    for value in reached(values, lambda value: [v for reader in value.consumers() for v in reader.outputs]):
+        value.shape = None
+
+
+def reached(starts: Iterable[ir.Value], onward: Callable[[ir.Value], Iterable[ir.Value | None]]) -> Iterator[ir.Value]:
+    """Yield values and all those to which ``onward`` leads from them, each once."""
+    waiting, seen = list[ir.Value | None](starts), set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        if value is not None and value not in seen:
+            seen.add(value)
+            yield value
+            waiting += onward(value)
 
 
 def free_name(work: ir.Model, wanted: str) -> str:
@@ -148,6 +160,13 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     return ir.tensor(np.asarray(attribute.value, kind)) if numeric else None
 
 
+def tensor_of(value: ir.Value | None) -> ir.TensorProtocol:
+    """Return the tensor of a value that is known to be stored, as ``numbers_of`` does."""
+    tensor = numbers_of(value)
+    assert tensor is not None
+    return tensor
+
+
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:
     """Return the objects in ``named`` with a name that matches ``target`` (names and globs), in their order."""
     patterns = as_names(target)
@@ -178,9 +197,7 @@ def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
 
 def array_named(work: ir.Model, name: str) -> np.ndarray:
     """Return the array of the weight of this name."""
-    tensor = numbers_of(value_named(work, name))
-    assert tensor is not None
-    return tensor.numpy()
+    return tensor_of(value_named(work, name)).numpy()
 
 
 def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:

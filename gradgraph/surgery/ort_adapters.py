@@ -17,8 +17,8 @@ import onnxruntime as ort
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.files.atomic import write_atomically
+from gradgraph.files.model_metadata import DEFAULT, Adapter, write_adapters
 from gradgraph.files.models import Source
-from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.adapter_kinds.low_rank import let_blocks_go, mask_of
 from gradgraph.surgery.adapters import chosen_adapters, factor_of

@@ -16,13 +16,12 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.opsets.opset import convert_below
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
-from gradgraph.surgery.language_models import IGNORED
-from gradgraph.surgery.operation import Path, Result, array_named, closed, opened
+from gradgraph.surgery.language_models import IGNORED, is_whole
+from gradgraph.surgery.operation import Array, Path, Result, array_named, closed, opened
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
-Array = np.ndarray[Any, Any]
 LABELS, LOG_PROBABILITY, TOKENS, NEXT_TOKEN = "labels", "log_probability", "tokens", "next_token"
 _SINCE = 13  # the opset of the operators below, as written here
 
@@ -50,8 +49,9 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
     work = opened(model, out)
     graph = work.graph
     given = [v for v in graph.inputs if not v.is_initializer()]
-    scores = next((v for v in graph.outputs if v.dtype and v.dtype.is_floating_point() and _rank(v) == 3), None)
-    if scores is None or not given or any(_rank(v) != 2 or not _is_whole(v) for v in given):
+    floats = (v for v in graph.outputs if v.dtype and v.dtype.is_floating_point())
+    scores = next((v for v in floats if len(shape_of(v) or ()) == 3), None)
+    if scores is None or not given or not all(map(is_whole, given)):
         told = ", ".join(f"'{shown(v.name)}' {_told(v)}" for v in (*given, *graph.outputs))
         raise BuildError(
             "preference training needs a model from tokens [batch, length] to logits [batch, length, vocabulary], "
@@ -115,15 +115,6 @@ def _behind(op: Builder, scores: Var) -> Var:
     """
     likeliest = op.ArgMax(scores, axis=2, keepdims=0)
     return op.Reshape(op.Gather(likeliest, -1, axis=1), [-1, 2])
-
-
-def _is_whole(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.INT64, ir.DataType.INT32)
-
-
-def _rank(value: ir.Value) -> int | None:
-    shape = shape_of(value)
-    return None if shape is None else len(shape)
 
 
 def _told(value: ir.Value) -> str:

@@ -26,9 +26,7 @@ import onnx_ir as ir
 from gradgraph.arguments import Table
 from gradgraph.errors import ArgumentError, BuildError, DataError, shown
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operation import numbers_of
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array, numbers_of
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _OF_MIXERS = {f".linear_attn.in_proj_{name}": f".linear_attn.{name}_proj" for name in ("qkv", "z", "b", "a")}  # Qwen3.5
@@ -265,14 +263,14 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
     Raises:
         DataError: two modules map to one layer, or the sizes of a packed layer's pieces do not fit.
     """
-    theirs = _by_meaning(given)
+    theirs = by_meaning({as_ours(module): module for module in given})
     found: dict[str, Factors] = {}
     used: set[str] = set()
     apart = {as_ours(layer.name): layer for layer in layers}
     for key, layer in apart.items():
-        names = [_found(theirs, piece) for piece in pieces_of(key)]
-        whole = _found(theirs, key)
-        packed = next((p for p in packs_of(key) if _found(theirs, p)), None)
+        names = [found_by_meaning(theirs, piece) for piece in pieces_of(key)]
+        whole = found_by_meaning(theirs, key)
+        packed = next((p for p in packs_of(key) if found_by_meaning(theirs, p)), None)
         if whole is not None:
             found[layer.name] = given[whole]
             used.add(whole)
@@ -280,27 +278,30 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
             found[layer.name] = _packed(layer, [None if n is None else given[n] for n in names])
             used.update(n for n in names if n)
         elif packed is not None:
-            module = _found(theirs, packed) or ""
+            module = found_by_meaning(theirs, packed) or ""
             piece = _piece(given[module], key, packed, apart, module)
             found |= {} if piece is None else {layer.name: piece}
             used.add(module)
     return found | {module: factors for module, factors in given.items() if module not in used}
 
 
-def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
-    """Return PEFT's module by builder's name: by the full name, and by its unique ending from the layer number on."""
-    whole = {as_ours(module): module for module in modules}
+def by_meaning(whole: Mapping[str, str]) -> dict[str, str]:
+    """Return PEFT's module by builder's name: by the full name, and by its unique ending from the layer number on.
+
+    ``whole`` are the modules by full name.
+    """
     short: dict[str, list[str]] = {}
     for name, module in whole.items():
         numbered = _NUMBERED.fullmatch(name)
         if numbered:
             short.setdefault(numbered[2], []).append(module)
-    return {name: of_one[0] for name, of_one in short.items() if len(of_one) == 1} | whole
+    return {name: of_one[0] for name, of_one in short.items() if len(of_one) == 1} | dict(whole)
 
 
-def _found(theirs: Mapping[str, str], name: str) -> str | None:
+def found_by_meaning(theirs: Mapping[str, str], name: str) -> str | None:
+    """Return the module of a name in the result of ``by_meaning``: by the full name, or its ending."""
     numbered = _NUMBERED.fullmatch(name)
-    return theirs.get(name) or (theirs.get(numbered[2]) if numbered else None)
+    return theirs.get(name, theirs.get(numbered[2]) if numbered else None)
 
 
 def packs_of(name: str) -> list[str]:

@@ -14,13 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, shown
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.files.untrusted.documents import Fields
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.prefix import POSITIONS, Attention
-from gradgraph.surgery.operation import array_named
+from gradgraph.surgery.operation import Array, array_named
 
 TYPE, TENSOR = "PREFIX_TUNING", "prompt_embeddings"
-Array = np.ndarray[Any, Any]
 
 
 def is_as_in_peft(work: ir.Model, adapters: Sequence[Adapter]) -> bool:

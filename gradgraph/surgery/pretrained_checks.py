@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
-
-import numpy as np
 
 from gradgraph.errors import DataError, shown
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
 
 # tensors of quantised layers: GPTQ and AWQ, compressed-tensors, bitsandbytes, HQQ
 _QUANTISED = re.compile(r".*\.(qweight|qzeros|weight_packed|SCB|W_q|scale_weight)")

@@ -7,11 +7,11 @@ replaced only if the model names it as the parameter, or if it is exactly what t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from gradgraph.errors import DataError, listed, shown
+from gradgraph.surgery.operation import Array
 from gradgraph.surgery.pretrained_files import CONFIG
 from gradgraph.surgery.pretrained_matches import Match, Part, rounding, size_of, stored
 from gradgraph.surgery.pretrained_numbers import Numbers
@@ -19,8 +19,6 @@ from gradgraph.surgery.pretrained_weights import Plan
 from gradgraph.surgery.stored_weights import as_read
 from gradgraph.surgery.weight_places import Place
 from gradgraph.surgery.weights import first_names
-
-Array = np.ndarray[Any, Any]
 
 _SUMS = 1e-5  # relative rounding errors of sums and products of float32 that an exporter computed
 

@@ -20,8 +20,8 @@ from gradgraph.files.untrusted.array_files import safetensors_mapped
 from gradgraph.files.untrusted.contained_paths import is_inside, path_inside
 from gradgraph.files.untrusted.documents import LARGEST, Fields, json_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.surgery.operation import Array
 
-Array = np.ndarray[Any, Any]
 Path = str | os.PathLike[str]
 
 CONFIG, GENAI, INDEX = "config.json", "genai_config.json", ".safetensors.index.json"
@@ -29,7 +29,7 @@ _WHOLE = "model.safetensors"
 _ADAPTER = "adapter_model.safetensors"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _TIES = "tie_word_embeddings"
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
 # types of models whose normalisation layers multiply by 1 + weight
 _OFFSET_BY_ONE = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}

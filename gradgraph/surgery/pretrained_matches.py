@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.surgery.folded_norms import Norm
 from gradgraph.surgery.linear_layers import rewritten
-from gradgraph.surgery.operation import numbers_of
+from gradgraph.surgery.operation import Array, numbers_of
 from gradgraph.surgery.quantised_tables import read_table, table_rounding
 from gradgraph.surgery.stored_weights import as_read, canonical, canonical_rounding, rounding_of
 from gradgraph.surgery.weight_places import TABLE, Place
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

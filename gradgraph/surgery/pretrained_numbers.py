@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,15 +14,13 @@ from gradgraph.graph.shapes import known_sizes
 from gradgraph.surgery.experts import Experts, interleaved
 from gradgraph.surgery.linear_layers import rewritten
 from gradgraph.surgery.naming import recorded_names
-from gradgraph.surgery.operation import numbers_of
+from gradgraph.surgery.operation import Array, numbers_of
 from gradgraph.surgery.pretrained_files import Pretrained
 from gradgraph.surgery.pretrained_matches import Match, Part, size_of
 from gradgraph.surgery.quantised_tables import read_table
 from gradgraph.surgery.recurrent_weights import in_order, is_recurrent
 from gradgraph.surgery.stored_weights import is_quantised
 from gradgraph.surgery.weight_places import PYTORCH, TABLE, Place, turns_of
-
-Array = np.ndarray[Any, Any]
 
 
 class Numbers:

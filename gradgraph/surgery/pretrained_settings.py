@@ -17,11 +17,9 @@ from gradgraph.errors import DataError, shown
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.roles import rotary_tables
-from gradgraph.surgery.operation import numbers_of
+from gradgraph.surgery.operation import Array, numbers_of
 from gradgraph.surgery.pretrained_files import CONFIG, Pretrained, flat, with_older_keys
 from gradgraph.surgery.weight_places import BUILDER
-
-Array = np.ndarray[Any, Any]
 
 _FREQUENCIES = "rotary_emb.inv_freq"  # end of the name of the buffer in transformers
 _EPSILON = "rms_norm_eps"  # the builder writes a number of its own for families that have another key

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +26,7 @@ from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import known_sizes
 from gradgraph.surgery.folded_norms import Candidate, contains_norm, epsilon_of, folded, norms_of
 from gradgraph.surgery.naming import recorded_names
-from gradgraph.surgery.operation import numbers_of
+from gradgraph.surgery.operation import Array, numbers_of
 from gradgraph.surgery.peft_names import PIECES, packs_of, pieces_of
 from gradgraph.surgery.pretrained_files import CONFIG, Pretrained
 from gradgraph.surgery.pretrained_matches import Match, Part, is_integer, rounding, size_of, stored
@@ -48,8 +47,6 @@ from gradgraph.surgery.weight_places import (
     unknown_steps,
 )
 from gradgraph.surgery.weights import weights_of
-
-Array = np.ndarray[Any, Any]
 
 # tensors that are not weights: counters, buffers that models compute themselves, and masks of training (wav2vec2)
 _BUFFERS = ("num_batches_tracked", "inv_freq", "position_ids", "token_type_ids", "masked_bias", "attn.bias",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +13,7 @@ from gradgraph.errors import BuildError, DataError, counted, shown
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.weights.stored_once import find_merged
 from gradgraph.surgery.linear_layers import INTEGER, REWRITES
-from gradgraph.surgery.operation import add_weight, layers_log, numbers_of, set_numbers
+from gradgraph.surgery.operation import Array, add_weight, layers_log, reached, set_numbers, tensor_of
 from gradgraph.surgery.pretrained_evidence import check_evidence
 from gradgraph.surgery.pretrained_files import Pretrained
 from gradgraph.surgery.pretrained_matches import Match, is_integer
@@ -30,8 +29,6 @@ from gradgraph.surgery.untied import untie
 from gradgraph.surgery.weight_names import TensorNames
 from gradgraph.surgery.weight_places import TABLE, Place, places_of
 from gradgraph.surgery.weights import first_names, weights_named, weights_of
-
-Array = np.ndarray[Any, Any]
 
 
 def take_pretrained(
@@ -196,8 +193,7 @@ def _note(errors: dict[str, float] | None, place: Place, error: float) -> None:
 
 
 def _write_plain(work: ir.Model, place: Place, weight: Array) -> None:
-    tensor = numbers_of(place.value)
-    assert tensor is not None
+    tensor = tensor_of(place.value)
     if not tensor.dtype.is_floating_point():
         write_integer_bias(work, place.node, weight.reshape(-1))
         return
@@ -219,9 +215,6 @@ def _check_range(place: Place, weight: Array, dtype: ir.DataType | None) -> None
 
 def _readers(value: ir.Value) -> set[ir.Node]:
     """Return the nodes that read a stored tensor: those that only rewrite it, and those that read their results."""
-    found, values = set[ir.Node](), [value]
-    while values:
-        new = [node for node in values.pop().consumers() if node not in found]
-        found.update(new)
-        values += [v for node in new if node.op_type in (*REWRITES, "Reshape") for v in node.outputs]
-    return found
+    kinds = (*REWRITES, "Reshape")
+    values = reached([value], lambda v: [y for node in v.consumers() if node.op_type in kinds for y in node.outputs])
+    return {node for v in values for node in v.consumers()}

@@ -22,7 +22,7 @@ from gradgraph.graph.quantisers import limits_of
 from gradgraph.passes.normal.edit import attributes
 from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.linear_layers import DOMAINS, INTEGER
-from gradgraph.surgery.operation import add_weight, make_way, matched, numbers_of
+from gradgraph.surgery.operation import add_weight, make_way, matched, numbers_of, tensor_of
 from gradgraph.surgery.rounding_nodes import Writer
 from gradgraph.surgery.stored_weights import as_read
 
@@ -99,8 +99,7 @@ def _base(name: str) -> str:
 
 def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
     """Add a float weight with the dequantised ``numbers``; return the integers that the graph rounds it to."""
-    kind, result = numbers_of(integers), node.outputs[0]
-    assert kind is not None
+    kind, result = tensor_of(integers), node.outputs[0]
     if numbers.dtype != np.float32:
         raise BuildError(
             f"'{shown(integers.name)}' is dequantised to {numbers.dtype}, but rounding is trained in float32",

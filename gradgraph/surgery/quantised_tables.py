@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.quantisers import INTEGER_RANGES, Quantiser
-from gradgraph.surgery.operation import numbers_of, set_numbers
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.matmul_nbits import packed_bits, unpacked_bits
+from gradgraph.surgery.operation import Array, numbers_of, set_numbers, tensor_of
+from gradgraph.surgery.stored_weights import relative_norm
 
 
 def _stored(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value | None]:
@@ -42,32 +39,22 @@ def _bits(node: ir.Node) -> int:
 
 
 def _unpacked(numbers: Array, node: ir.Node, rows: int) -> Array:
-    if numbers.dtype != np.uint8 or _bits(node) == 8:
-        return numbers.reshape(rows, -1)
-    bits = _bits(node)
-    packed = numbers.reshape(rows, -1, 1)
-    return np.asarray((packed >> (bits * np.arange(8 // bits, dtype=np.uint8))) & (2**bits - 1)).reshape(rows, -1)
+    by_row = numbers.reshape(rows, -1)
+    return unpacked_bits(by_row, _bits(node)) if numbers.dtype == np.uint8 else by_row
 
 
 def _packed(numbers: Array, node: ir.Node, like: Array) -> Array:
     if like.dtype != np.uint8:
         return numbers.reshape(like.shape).astype(like.dtype)
-    each = 8 // _bits(node)
-    width = like.size // len(numbers) * each
-    full = np.pad(numbers.astype(np.uint8), ((0, 0), (0, width - numbers.shape[1]))).reshape(len(numbers), -1, each)
-    shifts = _bits(node) * np.arange(each, dtype=np.uint8)
-    return np.asarray(np.bitwise_or.reduce(full << shifts, -1), np.uint8).reshape(like.shape)
+    return packed_bits(numbers, _bits(node), like.size // len(numbers)).reshape(like.shape)
 
 
 def _quantiser(node: ir.Node) -> tuple[Quantiser, Array]:
     """Return the quantiser of a table [rows, columns], and its integers."""
     data, scales, points = _stored(node)
-    tensor, steps = numbers_of(data), numbers_of(scales)
-    assert tensor is not None and steps is not None
-    rows = int(steps.shape.numpy()[0])
-    numbers = _unpacked(tensor.numpy(), node, rows)
-    by_block = steps.numpy().reshape(rows, -1)
-    stored = numbers_of(points)
+    tensor, steps, stored = tensor_of(data), tensor_of(scales).numpy(), numbers_of(points)
+    rows = len(steps)
+    numbers, by_block = _unpacked(tensor.numpy(), node, rows), steps.reshape(rows, -1)
     is_bytes = tensor.dtype == ir.DataType.UINT8
     zeros = np.full(by_block.shape, 2 ** (_bits(node) - 1)) if is_bytes else None
     if stored is not None:
@@ -95,16 +82,11 @@ def write_table(work: ir.Model, node: ir.Node, table: Array) -> float:
     """
     data, scales, points = _stored(node)
     before, numbers = _quantiser(node)
-    held = numbers_of(points)
-    middle = None if held is not None and before.middle is None else before.middle
     padded = np.pad(table, ((0, 0), (0, numbers.shape[1] - table.shape[1])))
-    fitted = before.refitted(padded, middle, signed=True)
+    fitted = before.refitted(padded, before.middle, signed=True)
     integers = fitted.quantised(padded)
-    tensor, steps = numbers_of(data), numbers_of(scales)
-    assert tensor is not None and steps is not None and fitted.points is not None
-    set_numbers(work, data, _packed(integers, node, tensor.numpy()))
-    set_numbers(work, scales, fitted.scales.reshape(tuple(steps.shape.numpy())))
-    if points is not None and held is not None:
-        set_numbers(work, points, _packed(fitted.points, node, held.numpy()))
-    rest = replace(fitted).dequantised(integers)[:, : table.shape[1]] - table
-    return float(np.linalg.norm(rest) / max(np.linalg.norm(table), np.finfo(np.float64).tiny))
+    set_numbers(work, data, _packed(integers, node, tensor_of(data).numpy()))
+    set_numbers(work, scales, fitted.scales.reshape(tensor_of(scales).shape.numpy()))
+    if points is not None and fitted.points is not None:
+        set_numbers(work, points, _packed(fitted.points, node, tensor_of(points).numpy()))
+    return relative_norm(fitted.dequantised(integers)[:, : table.shape[1]] - table, table)

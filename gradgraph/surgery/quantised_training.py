@@ -17,7 +17,7 @@ keep the pair, and an exported model stores its weights as integers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -224,10 +224,7 @@ def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, in
 # --- data -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Range:
-    low: float
-    high: float
+_Range: TypeAlias = tuple[float, float]  # the smallest and the largest element
 
 
 def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray]) -> dict[ir.Value, _Range]:
@@ -236,14 +233,14 @@ def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray
     probe = work.clone()
     inner = {v.name: v for node in probe.graph for v in node.outputs}
     probe.graph.outputs[:] = [inner[n] for n in names if n in inner]
-    found = {n: _Range(0.0, 0.0) for n in names}
+    found: dict[str, _Range] = dict.fromkeys(names, (0.0, 0.0))
     for feeds in _batches(work, data):
         results = {**feeds, **(run_model(probe, feeds, "on the data") if probe.graph.outputs else {})}
         for name in names:
             low, high = float(np.min(results[name])), float(np.max(results[name]))
             if not np.isfinite([low, high]).all():
                 raise DataError(f"'{shown(name)}' is not finite on these data, so its range is unknown; check the data")
-            found[name] = _Range(min(low, found[name].low), max(high, found[name].high))
+            found[name] = min(low, found[name][0]), max(high, found[name][1])
     return {v: found[v.name or ""] for v in values}
 
 
@@ -266,9 +263,9 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
     """Write a Q/DQ pair on a layer's input, with scale and zero point for the range ``found``; return the result."""
-    lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
-    size = max((found.high - found.low) / (highest - lowest), SMALLEST)
-    zero = int(np.clip(round(lowest - found.low / size), lowest, highest))
+    (lowest, highest), (low, high) = INTEGER_RANGES[ACTIVATIONS[kind]], found
+    size = max((high - low) / (highest - lowest), SMALLEST)
+    zero = int(np.clip(round(lowest - low / size), lowest, highest))
     write = Writer(work, layer.node, layer.name)
     number = np.array(size, np.float32)
     if learned:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
+
 # for each gate of ONNX, its index in PyTorch: input, output, forget, cell; update, reset, hidden
 GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 _PARAMETERS = {1: ("weight_ih",), 2: ("weight_hh",), 3: ("bias_ih", "bias_hh")}

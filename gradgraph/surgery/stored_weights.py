@@ -15,7 +15,7 @@ from gradgraph.passes.normal.edit import attributes, discard, replace_value
 from gradgraph.surgery.gptq import Gptq
 from gradgraph.surgery.linear_layers import Layer, rewritten
 from gradgraph.surgery.matmul_nbits import Packing
-from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers
+from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_numbers, tensor_of
 
 # elements of a packed weight that are quantised at once: 70 MB with all intermediate results. With 1 << 24, writing a
 # matrix of 4096 by 4096 took 415 MB
@@ -41,9 +41,7 @@ def canonical_rounding(layer: Layer) -> Array:
 
 def _packed(node: ir.Node) -> tuple[Quantiser, Array]:
     """Return the quantiser of a MatMulNBits, and its integers (outputs, blocks · block size)."""
-    held = numbers_of(node.inputs[1])
-    assert held is not None
-    return quantiser_of(node), Packing.of(node).weight(held.numpy())
+    return quantiser_of(node), Packing.of(node).weight(tensor_of(node.inputs[1]).numpy())
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
@@ -250,21 +248,20 @@ def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -
     ``‖stored - W‖/‖W‖``.
     """
     node, packing, before = layer.node, Packing.of(layer.node), quantiser_of(layer.node)
-    packed, scales = (numbers_of(value) for value in node.inputs[1:3])
-    assert packed is not None and scales is not None and before.points is not None
-    shape, dtype = scales.shape.numpy(), scales.dtype.numpy()
+    packed, scales = (tensor_of(value).numpy() for value in node.inputs[1:3])
+    assert before.points is not None
     if offsets.any():
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            points = (before.points - offsets / before.scales.astype(np.float64)).astype(dtype)
+            points = (before.points - offsets / before.scales.astype(np.float64)).astype(scales.dtype)
         alone = ~np.isfinite(points)
         if alone.any():
-            numbers = packing.weight(packed.numpy()).reshape(packing.N, packing.blocks, -1)
+            numbers = packing.weight(packed).reshape(packing.N, packing.blocks, -1)
             kept = np.where(alone[..., None], 0, numbers).reshape(packing.N, -1)
-            _store(work, node, 1, packing.packed_weight(kept, packed.numpy()), ())
-            _store(work, node, 2, np.where(alone, 1, before.scales).astype(dtype).reshape(shape), ())
-        points = np.where(alone, -offsets, points).astype(dtype)
+            _store(work, node, 1, packing.packed_weight(kept, packed), ())
+            _store(work, node, 2, np.where(alone, 1, before.scales).astype(scales.dtype).reshape(scales.shape), ())
+        points = np.where(alone, -offsets, points).astype(scales.dtype)
         node.resize_inputs(max(4, len(node.inputs)))
-        node.replace_input_with(3, add_weight(work, f"{layer.name}.zero_points", points.reshape(shape)))
+        node.replace_input_with(3, add_weight(work, f"{layer.name}.zero_points", points.reshape(scales.shape)))
     return _error(layer, weight)
 
 
@@ -272,20 +269,19 @@ def _write_packed(
     work: ir.Model, node: ir.Node, weight: Array, readers: Collection[ir.Node], gptq: Gptq | None
 ) -> float:
     """Quantise the weight of a MatMulNBits in its own format, some rows at a time; return the rounding error."""
-    packed, scales, points = (None if (t := numbers_of(v)) is None else t.numpy() for v in [*node.inputs, None][1:4])
     packing, quantiser = Packing.of(node), quantiser_of(node)
-    assert packed is not None and scales is not None
-    middle = quantiser.middle if points is None else None
-    stored = [None if a is None else np.array(a).reshape(packing.N, -1) for a in (packed, scales, points)]
+    has_points = numbers_of([*node.inputs, None][3]) is not None
+    given = [tensor_of(value).numpy() for value in node.inputs[1 : 3 + has_points]]
+    middle = None if has_points else quantiser.middle
+    stored = [np.array(array).reshape(packing.N, -1) for array in given]
     lost = total = 0.0
     step = max(1, _AT_ONCE // packing.K)
     for begin in range(0, packing.N, step):
         rows, part = slice(begin, begin + step), weight[begin : begin + step]
-        some, own = replace(packing, N=len(part)), [None if a is None else a[rows] for a in stored]
+        some, own = replace(packing, N=len(part)), [array[rows] for array in stored]
         zeros = None if quantiser.points is None else quantiser.points[rows]
         old = replace(quantiser, scales=quantiser.scales[rows], points=zeros)
         total += _squared(part)
-        assert own[0] is not None and own[1] is not None
         if np.array_equal(old.dequantised(some.weight(own[0]))[:, : packing.K], part):
             continue  # unchanged weights stay as stored
         padded = np.pad(part, ((0, 0), (0, packing.blocks * packing.block_size - packing.K)))
@@ -297,12 +293,11 @@ def _write_packed(
             integers[:, : packing.K] = gptq.rounded(part, fitted.limits, *grid)
         own[0][:] = some.packed_weight(integers, own[0].reshape(len(part), packing.blocks, -1)).reshape(len(part), -1)
         own[1][:] = fitted.scales
-        if own[2] is not None and fitted.points is not None:
+        if has_points and fitted.points is not None:
             own[2][:] = some.packed_points(fitted.points, own[2])
         lost += _squared(fitted.dequantised(integers)[:, : packing.K] - part)
-    for place, (given, array) in enumerate(zip((packed, scales, points), stored, strict=True), 1):
-        if given is not None and array is not None:
-            _store(work, node, place, array.reshape(given.shape), readers)
+    for place, (before, array) in enumerate(zip(given, stored, strict=True), 1):
+        _store(work, node, place, array.reshape(before.shape), readers)
     return float(np.sqrt(lost / max(total, float(np.finfo(np.float64).tiny))))
 
 
@@ -369,9 +364,7 @@ def write_in_blocks(work: ir.Model, node: ir.Node, weight: Array, rounds: Rounds
     With ``rounds``, this function rounds the floats, as in :func:`write_quantised` with GPTQ.
     """
     _write_dequantised(work, node, weight, (), rounds)
-    held = numbers_of(node.inputs[0])
-    assert held is not None
-    return relative_norm(quantiser_of(node).dequantised(held.numpy()) - weight, weight)
+    return relative_norm(quantiser_of(node).dequantised(tensor_of(node.inputs[0]).numpy()) - weight, weight)
 
 
 def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:
@@ -390,9 +383,8 @@ def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:
             f"the bias of '{shown(node.name)}' is stored as integers, but its data or weights are not, so its scale is "
             "unknown"
         )
-    of_data, of_weight, old = (numbers_of(n.inputs[1]) for n in known)
-    assert of_data is not None and of_weight is not None and old is not None
-    scales = np.broadcast_to(of_data.numpy() * of_weight.numpy(), (len(bias),)).astype(old.dtype.numpy())
+    of_data, of_weight, old = (tensor_of(n.inputs[1]).numpy() for n in known)
+    scales = np.broadcast_to(of_data * of_weight, (len(bias),)).astype(old.dtype)
     if old.size < len(bias) and (scales != scales[0]).any():
         raise BuildError(
             f"the bias of '{shown(node.name)}' has one scale, but the weights have one for each output; quantise the "
@@ -400,7 +392,7 @@ def write_integer_bias(work: ir.Model, node: ir.Node, bias: Array) -> None:
         )
     integers = np.clip(np.rint(bias / scales.astype(np.float64)), -(2**31), 2**31 - 1).astype(np.int32)
     _store(work, known[2], 0, integers, ())
-    _store(work, known[2], 1, scales[: old.size].reshape(tuple(old.shape.numpy())), ())
+    _store(work, known[2], 1, scales[: old.size].reshape(old.shape), ())
 
 
 def _own_chain(work: ir.Model, layer: Layer, readers: Collection[ir.Node]) -> list[ir.Node]:

@@ -19,17 +19,8 @@ def is_merged(model: ir.Model) -> bool:
     return any(value.name == USE_CACHE for value in model.graph.inputs)
 
 
-def without_cache(whole: ir.Model) -> ir.Model:
-    """Return a copy of the decoder without a cache of a merged model."""
-    return _decoder(whole, False)
-
-
-def with_cache(whole: ir.Model) -> ir.Model:
-    """Return a copy of the decoder with a cache of a merged model."""
-    return _decoder(whole, True)
-
-
-def _decoder(whole: ir.Model, has_cache: bool) -> ir.Model:
+def one_decoder(whole: ir.Model, has_cache: bool) -> ir.Model:
+    """Return a copy of the decoder with or without a cache of a merged model."""
     one = whole.clone()
     fix_input(one, USE_CACHE, has_cache)
     clear_away(one)

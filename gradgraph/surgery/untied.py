@@ -12,7 +12,7 @@ from gradgraph.files.model_metadata import add_given_names
 from gradgraph.files.models import Source
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
-from gradgraph.surgery.operation import Path, Result, add_weight, check_patterns, closed, make_way, opened
+from gradgraph.surgery.operation import Path, Result, add_weight, check_patterns, closed, make_way, opened, tensor_of
 from gradgraph.surgery.weight_places import scope_of
 from gradgraph.surgery.weights import weights_named
 
@@ -58,9 +58,8 @@ def untie(work: ir.Model, value: ir.Value, is_one: Callable[[str], bool] = lambd
 
     What ``is_one`` rejects is no module but a call of another, and keeps its weight.
     """
-    copies, name, tensor = dict[str, str](), value.name or "", value.const_value
+    copies, name, numbers = dict[str, str](), value.name or "", tensor_of(value).numpy()
     modules = {m: uses for m, uses in modules_of(value).items() if is_one(scope_of(behind_moves(*uses[0])[0]))}
-    assert tensor is not None
     owners = [m for m, uses in modules.items() if _is_of(name, m, uses)]
     owners += [m for m in sorted(modules, key=len, reverse=True) if f".{name}".rpartition(".")[0].endswith(f".{m}")]
     owner = next(iter([*owners, *modules]), "")
@@ -68,7 +67,7 @@ def untie(work: ir.Model, value: ir.Value, is_one: Callable[[str], bool] = lambd
         if module == owner:
             continue
         is_exporters = _is_second_name(uses[0][0])
-        own = add_weight(work, _name(work, module, uses[0]) or name, tensor.numpy())
+        own = add_weight(work, _name(work, module, uses[0]) or name, numbers)
         own.metadata_props.update(value.metadata_props)
         copies |= {} if is_exporters else {own.name or "": name}
         for node, position in uses:

@@ -9,6 +9,7 @@ have one pair, so that a missing weight of an encoder is not read from the decod
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
@@ -85,7 +86,8 @@ class TensorNames:
         for name in wanted:
             own = name.split(".")
             for theirs in tails[".".join(own[-2:])]:
-                same = _common_end(own, theirs)
+                ends = zip(reversed(own), reversed(theirs), strict=False)
+                same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
                 begins = (_joined(own[: len(own) - same]), _joined(theirs[: len(theirs) - same]))
                 alike = begins[0] != begins[1] and _NUMBERS.sub("", begins[0]) == _NUMBERS.sub("", begins[1])
                 if not (alike or any(part.isdigit() for begin in begins for part in begin.split("."))):
@@ -159,15 +161,6 @@ def _moved(name: str, own: str, theirs: str) -> str:
 def _stack(name: str) -> str:
     """Return the path of the numbered layers that a name belongs to: ``encoder.block`` for ``encoder.block.0.q``."""
     return name[: found.start()] if (found := re.search(r"\.\d+(\.|$)", name)) else ""
-
-
-def _common_end(one: Sequence[str], other: Sequence[str]) -> int:
-    count = 0
-    for a, b in zip(reversed(one), reversed(other), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def _joined(parts: Sequence[str]) -> str:

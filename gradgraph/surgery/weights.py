@@ -16,7 +16,7 @@ from gradgraph.graph.weight_layouts import layouts
 from gradgraph.passes.normal.weights.verdicts import judge_weights, verdicts
 from gradgraph.runtime.saved.partial import Stored, read_values
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operation import Path, Result, closed, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operation import Path, Result, closed, numbers_of, opened, set_numbers, tensor_of, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
@@ -63,8 +63,7 @@ def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0,
     """
     work, rng = opened(model, out), np.random.default_rng(seed)
     for value in weights_named(work, weights):
-        tensor = numbers_of(value)
-        assert tensor is not None
+        tensor = tensor_of(value)
         set_numbers(work, value, _begun(value, tuple(tensor.shape.numpy()), rng).astype(tensor.dtype.numpy()))
     return closed(work, model, out)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.passes.normal.weights.places import module_of
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, as_they_are, everything
 from gradgraph.surgery.operation import matched, numbers_of
 

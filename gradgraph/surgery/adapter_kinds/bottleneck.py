@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn

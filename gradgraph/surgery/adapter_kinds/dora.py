@@ -10,22 +10,18 @@ W is never materialised as floats: with outputs as columns and ``C = s·B``, ``n
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.graph.marks import mark_detached
 from gradgraph.surgery.adapter_kinds import low_rank
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operation import numbers_of, value_named
+from gradgraph.surgery.operation import Array, numbers_of, value_named
 from gradgraph.surgery.stored_weights import canonical
-
-Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
@@ -35,10 +31,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
         raise BuildError(f"'{shown(layer.name)}' is {what}, which DoRA does not support; use kind lora for it")
     writer = Writer(work, layer.node, wanted, layer.dtype)
     squares = lengths(canonical(layer)) ** 2
-    a, b = (
-        writer.weight(f"lora_{part}", numbers)
-        for part, numbers in zip("AB", low_rank.begun(layer, wanted, rng), strict=True)
-    )
+    a, b = low_rank.begin(writer, layer, wanted, rng)
     m = writer.weight("lora_magnitude_vector", np.sqrt(squares))
     scaled = low_rank.masked(writer, wanted, writer.node("Mul", b, writer.constant(wanted.scale)))
     share = writer.node("Div", m, _norm(writer, layer, a, scaled, squares))

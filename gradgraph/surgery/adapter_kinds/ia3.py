@@ -5,18 +5,15 @@ In a feed-forward layer it multiplies the input. It merges into the weight and t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, NO_RANK, Kind, ones
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:

@@ -10,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import Table
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.surgery.layer_kinds import default_layers
 from gradgraph.surgery.linear_layers import linear_layers
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array
 
 
 def below_head(decoder: ir.Model) -> list[str]:

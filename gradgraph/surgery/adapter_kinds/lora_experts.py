@@ -7,27 +7,25 @@ training, the whole updated tensor is computed in each step, as in PEFT.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.graph.quantisers import Quantiser
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery import integer_experts
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, Rounding, everything, zeros
 from gradgraph.surgery.adapter_kinds.low_rank import FACTORS, factor
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.experts import Experts, experts_of, stored_of
 from gradgraph.surgery.gptq import Gptq
 from gradgraph.surgery.linear_layers import drawn
-from gradgraph.surgery.operation import add_weight, matched, value_named
+from gradgraph.surgery.operation import Array, add_weight, matched, value_named
 from gradgraph.surgery.stored_weights import relative_norm
 
-Array = np.ndarray[Any, Any]
 NAME = "lora_experts"
 
 

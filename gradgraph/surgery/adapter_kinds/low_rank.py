@@ -14,22 +14,18 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.passes.normal.edit import discard, replace_value
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
-from gradgraph.surgery.operation import numbers_of, value_named
-
-Array = np.ndarray[Any, Any]
+from gradgraph.surgery.operation import Array, numbers_of, value_named
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
     """Add two trained factors A and B to a layer; return the adapter with the names of its tensors."""
     writer = Writer(work, layer.node, wanted, layer.dtype)
-    a, b = (
-        writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
-    )
+    a, b = begin(writer, layer, wanted, rng)
     return put_beside(writer, layer, wanted, (a, b), a)
 
 
@@ -101,26 +97,24 @@ def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
         value = node.outputs[0]
 
 
-def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the initial A and B, as in PEFT.
+def begin(writer: Writer, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[ir.Value, ir.Value]:
+    """Add the trained A and B, with the initial values of PEFT.
 
-    A is uniform in ±1/√(inputs), and B is zero. For an embedding, A is zero and B normally distributed.
+    A is uniform in ±1/√(inputs), and B is zero. For an embedding, A is zero and B normally distributed. The rank of a
+    grouped Conv is rounded up to a multiple of the number of groups.
     """
     inputs, outputs = layer.sizes
-    rank = rank_of(layer, wanted.rank)
+    rank = -(-wanted.rank // layer.groups) * layer.groups
     kernel = layer.kernel
     if layer.kind == "Conv":
         shapes = [(rank, inputs, *kernel), (outputs, rank // layer.groups, *[1] * len(kernel))]
     else:
         shapes = [(inputs, rank), (rank, outputs)]
     if layer.kind == "Gather":
-        return np.zeros(shapes[0]), rng.normal(size=shapes[1])
-    return drawn(rng, shapes[0], layer.fan_in, layer.dtype), np.zeros(shapes[1])
-
-
-def rank_of(layer: Layer, wanted: int) -> int:
-    """Return the rank; for a grouped Conv rounded up to a multiple of the number of groups."""
-    return -(-wanted // layer.groups) * layer.groups
+        a, b = np.zeros(shapes[0]), rng.normal(size=shapes[1])
+    else:
+        a, b = drawn(rng, shapes[0], layer.fan_in, layer.dtype), np.zeros(shapes[1])
+    return writer.weight("lora_A", a), writer.weight("lora_B", b)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:

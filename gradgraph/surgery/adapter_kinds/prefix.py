@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.files.model_metadata import adapters_in
+from gradgraph.files.model_metadata import Adapter, adapters_in
 from gradgraph.graph.nodes import input_at
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.weights.places import module_of
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, everything
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.operation import matched, numbers_of, value_named

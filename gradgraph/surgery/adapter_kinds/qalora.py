@@ -9,21 +9,19 @@ into the block's zero point, ``z − s·A·B/scale``, which MatMulNBits accepts 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.files.model_metadata import Adapter
 from gradgraph.surgery.adapter_kinds import low_rank
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.kind import KINDS, Kind, zeros
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
 from gradgraph.surgery.matmul_nbits import Packing
+from gradgraph.surgery.operation import Array
 from gradgraph.surgery.stored_weights import quantiser_of
 
-Array = np.ndarray[Any, Any]
 FLOAT_POINTS = (2, 4)  # bit widths for which onnxruntime supports float zero points
 
 
@@ -80,14 +78,9 @@ def _repeated(writer: Writer, a: ir.Value, packing: Packing) -> ir.Value:
     return writer.node("Slice", rows, writer.whole(0), writer.whole(packing.K), writer.whole(0))
 
 
-def offsets(adapter: Adapter, factors: list[Array]) -> Array:
-    """Return ``s·A·B``, the offset of all weights in each block: (outputs, blocks)."""
-    return low_rank.delta(adapter, factors)
-
-
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
     """Return the merged weight, output axis first: W plus ``s·A·B``, which has one number per block of inputs."""
-    found, inputs = offsets(adapter, factors), weight.shape[1]
+    found, inputs = low_rank.delta(adapter, factors), weight.shape[1]
     size = 1 << (-(-inputs // found.shape[1]) - 1).bit_length()  # block size, a power of two
     return np.asarray(weight + np.repeat(found, size, 1)[:, :inputs])
 
@@ -95,5 +88,5 @@ def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
 KINDS.add(
     "qalora",
     Kind("low rank over blocks of a MatMulNBits of 2 or 4 bits, merged without loss", put, low_rank.FACTORS,
-         zeros, ((1, 0), (0, 1)), low_rank.factor, merge, drops=True, adds=True, offsets=offsets),
+         zeros, ((1, 0), (0, 1)), low_rank.factor, merge, drops=True, adds=True, offsets=low_rank.delta),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter
+from gradgraph.files.model_metadata import DEFAULT, Adapter
 from gradgraph.surgery.node_writer import NodeWriter
 from gradgraph.surgery.operation import add_weight, free_name
 

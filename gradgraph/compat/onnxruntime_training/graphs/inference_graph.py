@@ -32,8 +32,7 @@ def eval_graph(model: onnx.ModelProto, parameters: Collection[str]) -> onnx.Mode
             value.const_value = None
         else:
             as_input(work.graph, name)
-    proto: onnx.ModelProto = ir.to_proto(work)
-    return proto
+    return ir.to_proto(work)
 
 
 def inference_graph(

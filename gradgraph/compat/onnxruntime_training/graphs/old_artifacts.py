@@ -58,5 +58,5 @@ def made_anew(model: onnx.ModelProto, parameters: Mapping[str, np.ndarray[Any, A
     used = {"", *(node.domain for node in forward.graph)}
     for domain in [d for d in forward.opset_imports if d not in used]:
         del forward.opset_imports[domain]
-    proto: onnx.ModelProto = ir.to_proto(forward)
-    return training_graph(proto, outputs, trained, [p for p in parameters if p not in trained])
+    frozen = [p for p in parameters if p not in trained]
+    return training_graph(ir.to_proto(forward), outputs, trained, frozen)

@@ -166,8 +166,7 @@ def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec])
     graph = ir.Graph(inputs, [flag, *outputs], nodes=(), name="update", opset_imports={"": OPSET})
     op.finish(graph)
     built = ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph")
-    proto: onnx.ModelProto = ir.to_proto(write_functions(clean_up(built)))
-    return proto
+    return ir.to_proto(write_functions(clean_up(built)))
 
 
 def _optimizer_node(model: onnx.ModelProto) -> onnx.NodeProto:

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from gradgraph.errors import CompatibilityError, shown
+from gradgraph.files.protos import copied
 
 
 class ModelAccessor:
@@ -70,9 +71,7 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
     """
     if not isinstance(model, onnx.ModelProto):
         raise CompatibilityError("onnxblock.base requires an onnx.ModelProto; use empty_base to start without one")
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    with _accessing(ModelAccessor(copy, model_path)) as accessor:
+    with _accessing(ModelAccessor(copied(model), model_path)) as accessor:
         yield accessor
 
 

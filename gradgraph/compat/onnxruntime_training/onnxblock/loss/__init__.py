@@ -9,6 +9,7 @@ import onnx
 
 from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, blocks
 from gradgraph.errors import CompatibilityError, shown
+from gradgraph.files.protos import copied
 
 
 class _Reduced(blocks.Block):
@@ -97,8 +98,7 @@ class CrossEntropyLoss(blocks.Block):
 
     def _add_labels(self, scores: str, name: str) -> None:
         """Add an int64 input of class indices, with the shape of the logits without the last axis."""
-        labels = onnx.ValueInfoProto()
-        labels.CopyFrom(_graph_utils.get_output_from_output_name(self.base, scores))
+        labels = copied(_graph_utils.get_output_from_output_name(self.base, scores))
         labels.name, kind = name, labels.type.tensor_type
         kind.elem_type = onnx.TensorProto.INT64
         if not kind.shape.dim:
