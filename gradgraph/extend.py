@@ -82,9 +82,9 @@ from gradgraph.verify.gradcheck import directional
 from gradgraph.verify.reference import use_kernel
 
 if TYPE_CHECKING:
+    from gradgraph.files.model_metadata import Adapter as Adapter
     from gradgraph.parallel.compressions import Compression as Compression
     from gradgraph.parallel.compressions import Messages as Messages
-    from gradgraph.files.model_metadata import Adapter as Adapter
     from gradgraph.surgery.adapter_kinds.kind import Kind as AdapterKind
 
 __all__ = [
@@ -130,7 +130,7 @@ __all__ = [
 
 
 _LATER = {
-    "Adapter": "surgery.adapter_kinds.adapter:Adapter",
+    "Adapter": "files.model_metadata:Adapter",
     "AdapterKind": "surgery.adapter_kinds.kind:Kind",
     "Compression": "parallel.compressions:Compression",
     "Messages": "parallel.compressions:Messages",

@@ -69,8 +69,9 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
     over = _longer(samples, length)
     if not over:
         return samples
-    said, raised, in_shell = _said(samples, over, limit, rows)
+    said = _said(samples, over, limit, rows)
     if long == "error":
+        raised, in_shell = _raising(samples, limit)
         raise DataError(
             said,
             remedy=f"{raised}long='drop' to drop them, or long='cut' to train on their beginnings",
@@ -98,8 +99,9 @@ def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list
     over = _longer(pairs, limit.tokens)
     if not over:
         return pairs
-    said, raised, in_shell = _said(pairs, over, limit, rows)
+    said = _said(pairs, over, limit, rows)
     if long != "drop":
+        raised, in_shell = _raising(pairs, limit)
         raise DataError(
             f"{said}, and truncated answers cannot be compared",
             remedy=f"{raised}long='drop' to drop them",
@@ -113,15 +115,18 @@ def _longer(samples: Sequence[Tokens | Pair], length: int) -> list[int]:
     return [i for i, sample in enumerate(samples) if len(sample) > length]
 
 
-def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], limit: Limit, rows: Rows) -> tuple[str, str, str]:
-    """Return a sentence on how many texts are too long, and for which model; and the beginnings of both remedies."""
+def _raising(samples: Sequence[Tokens | Pair], limit: Limit) -> list[str]:
+    """Return the beginnings of the remedies in Python and on the command line."""
+    more = limit.may_be(max(map(len, samples)))
+    return [f"{f'raise {name} to this number, or ' * more}pass " for name in ("length=", "--length")]
+
+
+def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], limit: Limit, rows: Rows) -> str:
+    """Return a sentence on how many texts are too long, and for which model."""
     longest = max(over, key=lambda i: len(samples[i]))
     longer = len(samples[longest])
-    more = limit.may_be(longer)
-    who = "" if more else f", and {limit.taker} has a context length of {limit.most}"
-    said = (
+    who = "" if limit.may_be(longer) else f", and {limit.taker} has a context length of {limit.most}"
+    return (
         f"{len(over)} of {len(samples)} rows have more than {limit.tokens} tokens, the longest {longer} "
         f"({rows.place(longest)}){who}"
     )
-    in_python, in_shell = (f"{f'raise {name} to this number, or ' * more}pass " for name in ("length=", "--length"))
-    return said, in_python, in_shell
