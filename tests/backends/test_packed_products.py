@@ -335,3 +335,32 @@ def test_a_predictor_multiplies_them_too(packs: bool, known: bool) -> None:
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     found = Predictor(read, device="cpu", packs=packs)({"x": x})["y"]
     np.testing.assert_allclose(found, computed(model, x)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("opset", [10, 12, 13, 23])
+def test_a_predictor_runs_models_of_any_opset(opset: int, packs: bool) -> None:
+    """It does not convert them; DequantizeLinear has no axis before opset 13, and a type of its own from 23 on."""
+    model = by_channel(np.int8, None, "equal", "MatMul")
+    model.opset_import[0].version = opset
+    x, tolerance = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), 1e-4
+    expected = computed(model, x)[0]
+    if opset == 23:
+        model.graph.node[1].attribute.append(helper.make_attribute("output_dtype", TensorProto.FLOAT16))
+        model.graph.node.insert(1, helper.make_node("Cast", ["h"], ["h16"], to=TensorProto.FLOAT16))
+        model.graph.node[3].input[0] = "h16"
+        model.graph.output[0].type.tensor_type.elem_type, tolerance = TensorProto.FLOAT16, 1e-2
+    found = Predictor(ir.from_proto(model), device="cpu", packs=packs)({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_packed_integers_that_are_an_output_stay_bytes() -> None:
+    model = network(4, 32, False)
+    made = {"packed": (TensorProto.UINT8, [N, 4, 16]), "scales": (TensorProto.FLOAT, [N * 4])}
+    model.graph.output.extend(helper.make_tensor_value_info(n, *kind) for n, kind in made.items())
+    trainer = gg.Trainer(gg.build(model, "mse", gg.optim.sgd(0.1), train="w", output="y"), device="cpu")
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for (name, found), y in zip(trainer.predict(x).items(), expected, strict=True):
+        assert found.dtype == y.dtype, name
+        np.testing.assert_allclose(found, y, rtol=1e-4, atol=1e-4)

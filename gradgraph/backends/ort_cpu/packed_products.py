@@ -43,6 +43,7 @@ from gradgraph.rules.registry import attributes, key_of
 MOST_COPIED = 1 << 28  # maximum total bytes of weights that sessions copy; the backward pass also keeps the originals
 STRIP = 1 << 22  # maximum elements of a strip, 16 MiB in float32
 _BITS = {ir.DataType.UINT4: 4, ir.DataType.UINT8: 8, ir.DataType.INT4: 4, ir.DataType.INT8: 8}
+_LEAST_OPSET = 13  # of DequantizeLinear with an axis, and of Split with its lengths as an input
 _UNSIGNED = (ir.DataType.UINT4, ir.DataType.UINT8)
 _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 
@@ -62,7 +63,12 @@ def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") ->
 
 
 def with_stored_weights(model: ir.Model, copied: bool) -> ir.Model:
-    """Return a copy of an inference model, with products rewritten by ``multiply_packed``, for an unlowered session."""
+    """Return a copy of an inference model, with products rewritten by ``multiply_packed``, for an unlowered session.
+
+    Models of an opset before 13 are returned unchanged: the rewritten nodes do not exist there.
+    """
+    if model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1)) < _LEAST_OPSET:
+        return model
     copy = model.clone()
     for node in [n for n in copy.graph if is_standard(n, "DequantizeLinear")]:
         for maker in filter(None, (value.producer() for value in inputs_of(node))):
@@ -139,7 +145,8 @@ def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
     if numbers is None or scales is None or any(v is not None and not v.is_initializer() for v in node.inputs):
         return None
     sizes, axis, block = shape_of(numbers), node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
-    fits = numbers.dtype in _BITS and scales.dtype == ir.DataType.FLOAT and numbers.const_value is not None
+    made = node.attributes.get_int("output_dtype", 0) or scales.dtype
+    fits = numbers.dtype in _BITS and scales.dtype == made == ir.DataType.FLOAT and numbers.const_value is not None
     if not fits or sizes is None or len(sizes) != 2:
         return None
     rows, columns = sizes

@@ -30,7 +30,7 @@ from gradgraph.machine import custom_ops
 from gradgraph.machine.forked_sessions import survives_forks
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
-from gradgraph.runtime.execution.useless_optimizations import useless_optimizations
+from gradgraph.runtime.execution.useless_optimizations import failing_optimizations, useless_optimizations
 
 log = logging.getLogger("gradgraph")
 
@@ -345,7 +345,7 @@ def create_session(
                 settings,
                 providers=list(placement.providers),
                 enable_fallback=0,
-                disabled_optimizers=useless_optimizations(model),
+                disabled_optimizers=[*useless_optimizations(model), *failing_optimizations(model)],
             )
         )
     annotated = cast("Any", session)

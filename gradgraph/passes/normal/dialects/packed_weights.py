@@ -89,8 +89,8 @@ def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begi
 
 
 def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:
-    """Store ``tensor`` in place of the initializer ``value``, or under a new name if ``value`` has other readers."""
-    if len(value.uses()) > 1:
+    """Store ``tensor`` in place of the initializer ``value``, or under a new name if ``value`` is read elsewhere."""
+    if len(value.uses()) > 1 or value.is_graph_output():
         other = op.weight(f"{value.name}/numbers", np.zeros(0, np.uint8)).value
     else:
         other = value

@@ -10,7 +10,7 @@ from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.simplifying.affected_nodes import Changes
 from gradgraph.passes.normal.simplifying.cse import Keys, merge_equal, name_outputs
-from gradgraph.passes.normal.simplifying.fragile_quantization import omit_dilations, write_unsigned
+from gradgraph.passes.normal.simplifying.fragile_quantization import dequantize_outside, omit_dilations, write_unsigned
 from gradgraph.passes.normal.simplifying.group_norms import write_groups
 from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.rewrites import Rewrite, run
@@ -24,6 +24,7 @@ BEFORE = (
 AFTER = (
     Rewrite(write_unsigned, "it inspects the nodes around a QuantizeLinear, which are final now"),
     Rewrite(omit_dilations, "the nodes around a pool are final now, and no later rewrite sets defaults"),
+    Rewrite(dequantize_outside, "equal nodes in several bodies are merged"),
     Rewrite(name_outputs, "no more nodes merge, so an Identity before an output only names it"),
 )
 _ROUNDS = 8  # two or three suffice; each is linear in the model

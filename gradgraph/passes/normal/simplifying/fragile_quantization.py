@@ -6,6 +6,9 @@ INT8 does not match y_zero_point type UINT8". It does not change nodes that alre
 
 It also fuses ``DequantizeLinear → AveragePool → QuantizeLinear`` into QLinearAveragePool and copies all attributes, but
 this operator has no dilations: "Unrecognized attribute: dilations for operator QLinearAveragePool".
+
+It fuses ``DequantizeLinear → MatMul`` into MatMulNBits also in bodies of If, Loop and Scan, but looks for the integers
+in the body only: "TransposeDQWeightsForMatMulNBits Missing required weight".
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.graph.nodes import input_at, is_standard, made_by
+from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes, constant_of
-from gradgraph.passes.normal.edit import Editor, calls_of
+from gradgraph.passes.normal.edit import Editor, calls_of, graph_of
 
 _MOVING = frozenset({"Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _SHIFT = 128
@@ -44,6 +47,20 @@ def omit_dilations(model: ir.Model) -> None:
         is_quantised = is_quantised and made_by(node.inputs[0], "DequantizeLinear") is not None
         if is_quantised and {*node.attributes.get_ints("dilations", [])} == {1}:
             del node.attributes["dilations"]
+
+
+def dequantize_outside(model: ir.Model) -> None:
+    """Move each DequantizeLinear of a product in a body to the main graph if all that it reads is there, in place.
+
+    The product then reads floats. If both factors are dequantized, both nodes stay: onnxruntime multiplies integers.
+    """
+    for node in calls_of(model, "MatMul", "Gemm"):
+        made = made_by(node.inputs[1], "DequantizeLinear")
+        if made is None or made.graph is model.graph or made_by(node.inputs[0], "DequantizeLinear") is not None:
+            continue
+        if all(v.graph is model.graph and v.producer() is None for v in inputs_of(made)):
+            graph_of(made).remove(made)
+            model.graph.insert_before(model.graph[0], made)
 
 
 def _is_read_by(node: ir.Node, readers: list[ir.Node]) -> bool:
