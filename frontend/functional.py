@@ -3,31 +3,6 @@
 Every function accepts tensors, parameters, numbers, arrays and dynamic sizes. Each family is in a module of its own.
 """
 
-from gradgraph.frontend import (
-    activations,
-    assignment,
-    attention,
-    boxes,
-    convolution,
-    losses_boxes,
-    losses_classes,
-    losses_detection,
-    losses_embeddings,
-    losses_margins,
-    losses_preferences,
-    losses_regions,
-    losses_sequences,
-    losses_values,
-    normalization,
-    pointwise,
-    pooling,
-    products,
-    random_numbers,
-    reductions,
-    resampling,
-    shaping,
-    subscripts,
-)
 from gradgraph.frontend.activations import *
 from gradgraph.frontend.assignment import *
 from gradgraph.frontend.attention import *
@@ -52,27 +27,4 @@ from gradgraph.frontend.resampling import *
 from gradgraph.frontend.shaping import *
 from gradgraph.frontend.subscripts import *
 
-__all__ = []
-__all__ += activations.__all__
-__all__ += assignment.__all__
-__all__ += attention.__all__
-__all__ += boxes.__all__
-__all__ += convolution.__all__
-__all__ += losses_boxes.__all__
-__all__ += losses_classes.__all__
-__all__ += losses_detection.__all__
-__all__ += losses_embeddings.__all__
-__all__ += losses_margins.__all__
-__all__ += losses_preferences.__all__
-__all__ += losses_regions.__all__
-__all__ += losses_sequences.__all__
-__all__ += losses_values.__all__
-__all__ += normalization.__all__
-__all__ += pointwise.__all__
-__all__ += pooling.__all__
-__all__ += products.__all__
-__all__ += random_numbers.__all__
-__all__ += reductions.__all__
-__all__ += resampling.__all__
-__all__ += shaping.__all__
-__all__ += subscripts.__all__
+__all__ = [name for name in globals() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,23 +5,8 @@ number (the default of an input of the step, which each call can override) or a 
 (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 
-from gradgraph.optim import (
-    adam_family,
-    adam_variants,
-    descent,
-    factored,
-    modifiers,
-    orthogonal,
-    plateau,
-    quasi_newton,
-    recipes,
-    rms,
-    schedule_free,
-    schedules,
-    transform,
-    trust,
-    wrappers,
-)
+import types
+
 from gradgraph.optim.adam_family import *
 from gradgraph.optim.adam_variants import *
 from gradgraph.optim.descent import *
@@ -38,22 +23,7 @@ from gradgraph.optim.transform import *
 from gradgraph.optim.trust import *
 from gradgraph.optim.wrappers import *
 
-__all__ = []
-__all__ += adam_family.__all__
-__all__ += adam_variants.__all__
-__all__ += descent.__all__
-__all__ += factored.__all__
-__all__ += modifiers.__all__
-__all__ += orthogonal.__all__
-__all__ += plateau.__all__
-__all__ += quasi_newton.__all__
-__all__ += recipes.__all__
-__all__ += rms.__all__
-__all__ += schedule_free.__all__
-__all__ += schedules.__all__
-__all__ += transform.__all__
-__all__ += trust.__all__
-__all__ += wrappers.__all__
+__all__ = [n for n, value in globals().items() if not (n.startswith("_") or isinstance(value, types.ModuleType))]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __dir__() -> list[str]:

@@ -68,9 +68,7 @@ GIVEN = {
 
 def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
     """The files that ``face`` gathers, and those of layers from elsewhere: those of losses, or all others."""
-    found = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
-    others = [sys.modules[layer.__module__] for layer in nn.LAYERS.values()] if face is nn else []
-    found = list(dict.fromkeys([*found, *others]))
+    found = dict.fromkeys(sys.modules[getattr(face, name).__module__] for name in face.__all__ if name != "init")
     return [m for m in found if ("losses" in m.__name__) == of_losses]
 
 
