@@ -3,6 +3,8 @@
 Every function accepts tensors, parameters, numbers, arrays and dynamic sizes. Each family is in a module of its own.
 """
 
+from typing import TYPE_CHECKING
+
 from gradgraph.frontend.activations import *
 from gradgraph.frontend.assignment import *
 from gradgraph.frontend.attention import *
@@ -27,4 +29,5 @@ from gradgraph.frontend.resampling import *
 from gradgraph.frontend.shaping import *
 from gradgraph.frontend.subscripts import *
 
-__all__ = [name for name in globals() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
+if not TYPE_CHECKING:
+    __all__ = [name for name in globals() if not name.startswith(("_", "TYPE_"))]

@@ -7,35 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend import attention, init, normalization, products, shaping
 from gradgraph.frontend.function_layers import layer_of
-from gradgraph.frontend.module import Module, Parameter
+from gradgraph.frontend.module import Module, Parameter, layers_in
 from gradgraph.frontend.trace import TensorLike, tensor
-
-__all__ = [
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "Bilinear",
-    "Dropout",
-    "Embedding",
-    "Flatten",
-    "GroupNorm",
-    "Identity",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "LayerNorm",
-    "Linear",
-    "LocalResponseNorm",
-    "RMSNorm",
-    "Unflatten",
-]
 
 
 def empty(*shape: int) -> Parameter:
@@ -286,3 +266,7 @@ class Unflatten(Module):
 
     def forward(self, x: TensorLike) -> Any:
         return shaping.unflatten(x, self.dim, self.unflattened_size)
+
+
+if not TYPE_CHECKING:
+    __all__ = layers_in(globals())

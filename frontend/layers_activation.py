@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradgraph.frontend import activations, pointwise
 from gradgraph.frontend.function_layers import layer_of
-from gradgraph.frontend.module import Module, Parameter
+from gradgraph.frontend.module import Module, Parameter, layers_in
 from gradgraph.frontend.trace import TensorLike
-
-__all__ = [
-    "CELU",
-    "ELU",
-    "GELU",
-    "GLU",
-    "SELU",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "LeakyReLU",
-    "LogSigmoid",
-    "LogSoftmax",
-    "Mish",
-    "PReLU",
-    "ReLU",
-    "ReLU6",
-    "SiLU",
-    "Sigmoid",
-    "Softmax",
-    "Softmin",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
-    "Threshold",
-]
-
 
 layer = functools.partial(layer_of, __name__)
 
@@ -80,3 +50,7 @@ class PReLU(Module):
 
     def forward(self, x: TensorLike) -> Any:
         return activations.prelu(x, self.weight)
+
+
+if not TYPE_CHECKING:
+    __all__ = layers_in(globals())

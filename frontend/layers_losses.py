@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 from gradgraph.frontend import (
     losses_classes,
@@ -13,37 +14,7 @@ from gradgraph.frontend import (
     losses_values,
 )
 from gradgraph.frontend.function_layers import layer_of
-
-__all__ = [
-    "BCELoss",
-    "BCEWithLogitsLoss",
-    "CLIPLoss",
-    "CTCLoss",
-    "CosineEmbeddingLoss",
-    "CrossEntropyLoss",
-    "DiceLoss",
-    "FocalLoss",
-    "GaussianNLLLoss",
-    "HingeEmbeddingLoss",
-    "HingeLoss",
-    "HuberLoss",
-    "InfoNCELoss",
-    "KLDivLoss",
-    "L1Loss",
-    "LogCoshLoss",
-    "MSELoss",
-    "MultiLabelMarginLoss",
-    "MultiLabelSoftMarginLoss",
-    "MultiMarginLoss",
-    "NLLLoss",
-    "PoissonNLLLoss",
-    "SigmoidFocalLoss",
-    "SmoothL1Loss",
-    "SoftCrossEntropyLoss",
-    "SoftMarginLoss",
-    "TripletMarginLoss",
-]
-
+from gradgraph.frontend.module import layers_in
 
 layer = functools.partial(layer_of, __name__)
 
@@ -82,3 +53,7 @@ SoftCrossEntropyLoss = layer(
 )
 SoftMarginLoss = layer("SoftMarginLoss", losses_margins.soft_margin_loss, "reduction")
 TripletMarginLoss = layer("TripletMarginLoss", losses_embeddings.triplet_margin_loss, "margin p eps swap reduction")
+
+
+if not TYPE_CHECKING:
+    __all__ = layers_in(globals())

@@ -6,7 +6,7 @@ Arguments, their order, their defaults and the names and layouts of parameters a
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,37 +15,8 @@ from gradgraph.frontend import convolution, pooling, resampling
 from gradgraph.frontend.convolution import Spatial, per_axis
 from gradgraph.frontend.function_layers import layer_of
 from gradgraph.frontend.layers import empty, fan_in_uniform
-from gradgraph.frontend.module import Module
+from gradgraph.frontend.module import Module, layers_in
 from gradgraph.frontend.trace import TensorLike
-
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "ConstantPad2d",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "PixelShuffle",
-    "PixelUnshuffle",
-    "ReflectionPad2d",
-    "ReplicationPad2d",
-    "Upsample",
-    "ZeroPad2d",
-]
-
 
 # --- convolutions --------------------------------------------------------------------------------
 
@@ -225,3 +196,7 @@ class ConstantPad2d(_Pad):
     def __init__(self, padding: Spatial, value: float) -> None:
         super().__init__(padding)
         self.value = value
+
+
+if not TYPE_CHECKING:
+    __all__ = layers_in(globals())

@@ -444,3 +444,9 @@ class ParameterList(Module):
 def clones(module: M, count: int) -> list[M]:
     """Return ``count`` independent copies of ``module``."""
     return [copy.deepcopy(module) for _ in range(count)]
+
+
+def layers_in(names: Mapping[str, Any]) -> list[str]:
+    """Return the names of the public layers that a module defines, given its ``globals()``."""
+    return [name for name, value in names.items() if isinstance(value, type) and issubclass(value, Module)
+            and value.__module__ == names["__name__"] and not name.startswith("_")]  # fmt: skip

@@ -1,5 +1,7 @@
 """Modules, layers and losses, under the names of ``torch.nn``."""
 
+from typing import TYPE_CHECKING
+
 from gradgraph.arguments import Table as _Table
 from gradgraph.frontend import init as init
 from gradgraph.frontend import module as _module
@@ -11,7 +13,8 @@ from gradgraph.frontend.layers_recurrent import *
 from gradgraph.frontend.layers_spatial import *
 from gradgraph.frontend.module import *
 
-__all__ = [name for name in globals() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
+if not TYPE_CHECKING:
+    __all__ = [name for name in globals() if not name.startswith(("_", "TYPE_"))]
 
 LAYERS: _Table[type[_module.Module]] = _Table("layer")
-LAYERS.update({n: made for n in __all__ if isinstance(made := globals()[n], type) and issubclass(made, _module.Module)})
+LAYERS.update({n: made for n, made in globals().items() if isinstance(made, type) and issubclass(made, _module.Module)})

@@ -24,59 +24,65 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradgraph import (
-        chat,
-        errors,
-        export,
-        extend,
-        frontend,
-        losses,
-        metrics,
-        optim,
-        sound,
-        surgery,
-        tables,
-        text,
-        vision,
-    )
-    from gradgraph.autodiff.recomputation import Recompute
-    from gradgraph.building.pgd import PGD
-    from gradgraph.building.pipeline import build
-    from gradgraph.building.step_options import StepOptions
-    from gradgraph.chat.finetuning import finetune
-    from gradgraph.data import augment, preprocess
-    from gradgraph.data.arrays.padded import Padded
-    from gradgraph.data.images.labelled_images import image_folder, image_table
-    from gradgraph.data.record.data_names import DataNames
-    from gradgraph.data.shards.shards import shards
-    from gradgraph.errors import GradgraphError
-    from gradgraph.explaining.along import along
-    from gradgraph.explaining.explaining_model import explain
-    from gradgraph.explaining.gradient_norm import gradient_norm
-    from gradgraph.explaining.iterate import iterate
-    from gradgraph.explaining.laplace import laplace
-    from gradgraph.explaining.solve import solve
-    from gradgraph.explaining.tracin import tracin
-    from gradgraph.export.temperature import calibrate
-    from gradgraph.parallel.data_parallel import DataParallel
-    from gradgraph.passes.autocast import Precision
-    from gradgraph.reduction.reduced import reduce
-    from gradgraph.runs.run_options import Run
-    from gradgraph.runs.run_recipes import read_run
-    from gradgraph.runs.training import train
-    from gradgraph.runtime.execution.memory import memory
-    from gradgraph.runtime.execution.session import RuntimeOptions
-    from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
-    from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step.step import Step
-    from gradgraph.surgery.adapters import lora
-    from gradgraph.surgery.heads import new_head
-    from gradgraph.surgery.integer_model import quantize
-    from gradgraph.surgery.quantised_training import qat
-    from gradgraph.surgery.teachers import distill
-    from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
-    from gradgraph.verify.check_backend import check_backend
-    from gradgraph.verify.check_gradients import check_gradients
+    from gradgraph import chat as chat
+    from gradgraph import errors as errors
+    from gradgraph import export as export
+    from gradgraph import extend as extend
+    from gradgraph import frontend as frontend
+    from gradgraph import losses as losses
+    from gradgraph import metrics as metrics
+    from gradgraph import optim as optim
+    from gradgraph import sound as sound
+    from gradgraph import surgery as surgery
+    from gradgraph import tables as tables
+    from gradgraph import text as text
+    from gradgraph import vision as vision
+    from gradgraph.autodiff.recomputation import Recompute as Recompute
+    from gradgraph.building.pgd import PGD as PGD
+    from gradgraph.building.pipeline import build as build
+    from gradgraph.building.step_options import StepOptions as StepOptions
+    from gradgraph.chat.finetuning import finetune as finetune
+    from gradgraph.data import augment as augment
+    from gradgraph.data import preprocess as preprocess
+    from gradgraph.data.arrays.padded import Padded as Padded
+    from gradgraph.data.images.labelled_images import image_folder as image_folder
+    from gradgraph.data.images.labelled_images import image_table as image_table
+    from gradgraph.data.record.data_names import DataNames as DataNames
+    from gradgraph.data.shards.shards import shards as shards
+    from gradgraph.errors import GradgraphError as GradgraphError
+    from gradgraph.explaining.along import along as along
+    from gradgraph.explaining.explaining_model import explain as explain
+    from gradgraph.explaining.gradient_norm import gradient_norm as gradient_norm
+    from gradgraph.explaining.iterate import iterate as iterate
+    from gradgraph.explaining.laplace import laplace as laplace
+    from gradgraph.explaining.solve import solve as solve
+    from gradgraph.explaining.tracin import tracin as tracin
+    from gradgraph.export.temperature import calibrate as calibrate
+    from gradgraph.parallel.data_parallel import DataParallel as DataParallel
+    from gradgraph.passes.autocast import Precision as Precision
+    from gradgraph.reduction.reduced import reduce as reduce
+    from gradgraph.runs.run_options import Run as Run
+    from gradgraph.runs.run_recipes import read_run as read_run
+    from gradgraph.runs.training import train as train
+    from gradgraph.runtime.execution.memory import memory as memory
+    from gradgraph.runtime.execution.session import RuntimeOptions as RuntimeOptions
+    from gradgraph.runtime.saved.checkpoint import CheckpointKeeper as CheckpointKeeper
+    from gradgraph.runtime.trainer import Trainer as Trainer
+    from gradgraph.step.step import Step as Step
+    from gradgraph.surgery.adapters import lora as lora
+    from gradgraph.surgery.heads import new_head as new_head
+    from gradgraph.surgery.integer_model import quantize as quantize
+    from gradgraph.surgery.quantised_training import qat as qat
+    from gradgraph.surgery.teachers import distill as distill
+    from gradgraph.transforms import hessian as hessian
+    from gradgraph.transforms import hvp as hvp
+    from gradgraph.transforms import jacobian as jacobian
+    from gradgraph.transforms import jvp as jvp
+    from gradgraph.transforms import per_sample_gradients as per_sample_gradients
+    from gradgraph.transforms import value_and_grad as value_and_grad
+    from gradgraph.transforms import vjp as vjp
+    from gradgraph.verify.check_backend import check_backend as check_backend
+    from gradgraph.verify.check_gradients import check_gradients as check_gradients
 
 # cli/, export/ and frontend/ are symbolic links here; without links (a zip download, Windows), they are one folder up
 if not (_Path(__path__[0]) / "cli").is_dir():
@@ -138,85 +144,11 @@ _HOMES = {
     "vjp": "transforms",
 }
 __version__: str  # the version of the package; "0" in a checkout that is not installed
-_MODULES = {
-    "augment": "data.augment",
-    "chat": "chat",
-    "errors": "errors",
-    "export": "export",
-    "extend": "extend",
-    "frontend": "frontend",
-    "losses": "losses",
-    "metrics": "metrics",
-    "optim": "optim",
-    "preprocess": "data.preprocess",
-    "sound": "sound",
-    "surgery": "surgery",
-    "tables": "tables",
-    "text": "text",
-    "vision": "vision",
-}
+_FACES = "chat errors export extend frontend losses metrics optim sound surgery tables text vision"
+_MODULES = {"augment": "data.augment", "preprocess": "data.preprocess", **{name: name for name in _FACES.split()}}
 
-__all__ = [
-    "PGD",
-    "CheckpointKeeper",
-    "DataNames",
-    "DataParallel",
-    "GradgraphError",
-    "Padded",
-    "Precision",
-    "Recompute",
-    "Run",
-    "RuntimeOptions",
-    "Step",
-    "StepOptions",
-    "Trainer",
-    "along",
-    "augment",
-    "build",
-    "calibrate",
-    "chat",
-    "check_backend",
-    "check_gradients",
-    "distill",
-    "errors",
-    "explain",
-    "export",
-    "extend",
-    "finetune",
-    "frontend",
-    "gradient_norm",
-    "hessian",
-    "hvp",
-    "image_folder",
-    "image_table",
-    "iterate",
-    "jacobian",
-    "jvp",
-    "laplace",
-    "lora",
-    "losses",
-    "memory",
-    "metrics",
-    "new_head",
-    "optim",
-    "per_sample_gradients",
-    "preprocess",
-    "qat",
-    "quantize",
-    "read_run",
-    "reduce",
-    "shards",
-    "solve",
-    "sound",
-    "surgery",
-    "tables",
-    "text",
-    "tracin",
-    "train",
-    "value_and_grad",
-    "vision",
-    "vjp",
-]
+if not TYPE_CHECKING:
+    __all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -249,4 +181,4 @@ def _module(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *__all__})
+    return sorted({"__version__", *_HOMES, *_MODULES})

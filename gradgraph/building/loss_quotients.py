@@ -196,13 +196,10 @@ class _Reading:
             return [pending._replace(value=inputs[0])]
         if kind in ("Add", "Sum"):
             return [pending._replace(value=v) for v in inputs]
-        if kind == "Neg":
-            return [pending._replace(value=inputs[0], scaled=lambda x: scaled(-x))]
-        if kind == "Sub":
-            return [
-                pending._replace(value=inputs[0]),
-                pending._replace(value=inputs[1], scaled=lambda x: scaled(-x)),
-            ]
+        if kind in ("Neg", "Sub"):
+            *added, subtracted = inputs
+            negated = pending._replace(value=subtracted, scaled=lambda x: scaled(-x))
+            return [*(pending._replace(value=v) for v in added), negated]
         if kind == "Mul":
             return self._product(pending, *inputs)
         if kind == "Div":
@@ -252,7 +249,7 @@ class _Reading:
 
     def _is_factor(self, value: ir.Value) -> bool:
         """Whether ``value`` does not depend on the samples or their number."""
-        return value not in self._varying or (self._size_of(value) is not None and not self._is_count(value))
+        return value not in self._varying or self._is_count(value) is False
 
     # --- divisors --------------------------------------------------------------------------------------------
 
@@ -304,15 +301,10 @@ class _Reading:
         number = constant_of(value)
         return number is not None and number.size == 1 and 0.0 < float(number.item()) <= most
 
-    def _is_count(self, value: ir.Value) -> bool:
-        """Whether ``value`` is a size that includes the batch axis, so that it grows with the number of samples."""
-        found = self._size_of(value)
-        return found is not None and found[1]
+    def _is_count(self, value: ir.Value) -> bool | None:
+        """Whether ``value`` is a size that includes the batch axis, so that it grows with the number of samples.
 
-    def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
-        """Return the tensor whose size ``value`` is, and whether the size includes the batch axis; None for others.
-
-        A size is the length of an axis, or the number of elements.
+        A size is the length of an axis, or the number of elements. None for other values.
         """
         node = value.producer()
         while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
@@ -320,7 +312,7 @@ class _Reading:
             before, node = node, value.producer()
             if before.op_type == "ReduceProd" and node is not None and node.op_type == "Shape":
                 x = node.inputs[0]
-                return None if x is None else (x, self._has_batch(x))
+                return None if x is None else self._has_batch(x)
             if before.op_type == "Gather" and node is not None and node.op_type == "Shape":
                 at = constant_of(before.inputs[1])
                 return None if at is None or at.size != 1 else self._axis(node, int(at.item()))
@@ -330,18 +322,17 @@ class _Reading:
         if x is None:
             return None
         if node.op_type == "Size":
-            return x, self._has_batch(x)
+            return self._has_batch(x)
         start, end = (node.attributes[n].as_int() if n in node.attributes else None for n in ("start", "end"))
         return self._axis(node, start) if start is not None and end == start + 1 else None
 
-    def _axis(self, node: ir.Node, axis: int) -> tuple[ir.Value, bool] | None:
+    def _axis(self, node: ir.Node, axis: int) -> bool | None:
         x = node.inputs[0]
         shape = None if x is None else shape_of(x)
-        if x is None or shape is None or not -len(shape) <= axis < len(shape):
+        if shape is None or not -len(shape) <= axis < len(shape):
             return None
         size = shape[axis]
-        is_batch = axis == 0 if isinstance(self._batch, int) or size is None else self._batch == size
-        return x, is_batch
+        return axis == 0 if isinstance(self._batch, int) or size is None else self._batch == size
 
     # --- writing the sums -------------------------------------------------------------------------------------
 

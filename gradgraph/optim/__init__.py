@@ -6,6 +6,7 @@ number (the default of an input of the step, which each call can override) or a 
 """
 
 import types
+from typing import TYPE_CHECKING
 
 from gradgraph.optim.adam_family import *
 from gradgraph.optim.adam_variants import *
@@ -23,8 +24,9 @@ from gradgraph.optim.transform import *
 from gradgraph.optim.trust import *
 from gradgraph.optim.wrappers import *
 
-__all__ = [n for n, value in globals().items() if not (n.startswith("_") or isinstance(value, types.ModuleType))]  # pyright: ignore[reportUnsupportedDunderAll]
+if not TYPE_CHECKING:
+    _OTHERS = (types.ModuleType, bool)
+    __all__ = [n for n, value in globals().items() if not (n.startswith("_") or isinstance(value, _OTHERS))]
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        return sorted(__all__)

@@ -91,13 +91,10 @@ class Augmentations:
     """
 
     def __init__(self, given: Any) -> None:
-        alone = isinstance(given, str | Augmentation) or callable(given)
-        every: Any = [given] if alone else given
         self.steps: list[Augmentation | Own] = []
         self.on_arrays: list[Augmentation] = []
         self.mixing: list[Augmentation] = []
-        for one in every:
-            made = _made(one)
+        for made in _made(given):
             if isinstance(made, Augmentation) and made.stage == "sound":
                 raise ArgumentError(f"{made!r} changes sounds, but these are images; omit it")
             if isinstance(made, Augmentation) and made.stage in ("array", "batch"):
@@ -154,9 +151,7 @@ class SoundAugmentations:
     """
 
     def __init__(self, given: Any) -> None:
-        alone = isinstance(given, str | Augmentation) or callable(given)
-        every: Any = [given] if alone else given
-        self.steps = [_made(one) for one in every]
+        self.steps = _made(given)
         for step in self.steps:
             if isinstance(step, Augmentation) and step.stage != "sound":
                 raise ArgumentError(f"{step!r} changes images, but these are sounds; omit it")
@@ -175,7 +170,12 @@ class SoundAugmentations:
         return samples
 
 
-def _made(given: Any) -> Augmentation | Own:
+def _made(given: Any) -> list[Augmentation | Own]:
+    alone = isinstance(given, str | Augmentation) or callable(given)
+    return [_made_of(one) for one in ([given] if alone else given)]
+
+
+def _made_of(given: Any) -> Augmentation | Own:
     if isinstance(given, str | Augmentation):
         return AUGMENTATIONS.given(given)
     if isinstance(given, Iterable):

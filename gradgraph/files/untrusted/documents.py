@@ -236,10 +236,7 @@ class Fields:
 
     def numbers(self, key: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         """Return the list of numbers at ``key``; magnitudes are limited as for :meth:`number`."""
-        value = self._given(key, default)
-        if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
-            raise self._no(key, f"a list of numbers up to {LARGEST_NUMBER:g}")
-        return tuple(map(float, value))
+        return tuple(map(float, self._list(key, default, _is_number, f"numbers up to {LARGEST_NUMBER:g}")))
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Return the list of strings at ``key``."""

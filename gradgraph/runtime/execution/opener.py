@@ -140,10 +140,6 @@ class Opener:
         """Return ``model`` lowered for evaluation or prediction of batches of any size."""
         return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
 
-    def of_lowered(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
-        """Open a session of a lowered model, or a part of one."""
-        return self._session(model, packs=packs)
-
     def _executing(
         self,
         source: onnx.ModelProto,
@@ -172,7 +168,7 @@ class Opener:
         if tells or (name is not None and is_small):
             session, executed = self._session_and_model(model, tells, packs)
         else:
-            session, executed = self._session(model, packs=packs), None
+            session, executed = self.session(model, packs=packs), None
         if name is not None:
             is_whole = executed is not None and (has_all or self._is_whole(executed, model))
             openings.keep(name, source, model, executed if is_whole else None)
@@ -194,16 +190,16 @@ class Opener:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "executed.onnx"
                 if self._copies_many(model, packs):  # a session that does not run leaves the weights in their files
-                    self._session(model, path, runs=False)
+                    self.session(model, path, runs=False)
                     executed = computed_as_written(onnx.load(path, load_external_data=False))
                     if self._is_whole(executed, model):
                         return self._of_executed(executed, packs), executed
-                session = self._session(model, path, packs)
+                session = self.session(model, path, packs)
                 return session, computed_as_written(onnx.load(path, load_external_data=False))
         except (GradgraphError, OSError):
             if tells and self.options.in_place is True:
                 raise
-            return self._session(model, packs=packs), None
+            return self.session(model, packs=packs), None
 
     def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
         """Make weights of ``executed``, the optimized ``model``, refer to the files of ``model``, in place.
@@ -232,9 +228,10 @@ class Opener:
         m = self._manifest
         return in_good_order(model, [spec.name for spec in m.batch], [s.next for s in m.state])
 
-    def _session(
+    def session(
         self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True, runs: bool = True
     ) -> ort.InferenceSession:
+        """Open a session of a lowered model, or a part of one; arguments as for ``create_session``."""
         own = self._memory(model) if runs else contextlib.nullcontext
         return create_session(
             model, self.placement, self.options, self.weights, optimized, packs=packs, memory=own, runs=runs

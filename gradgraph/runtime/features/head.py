@@ -73,7 +73,7 @@ class HeadSession(StepSession):
         """
         model, whole = self.opener.frozen(sizes), self.whole
         packs = True if sizes is None else whole.packs_for(whole.part, sizes)
-        session = whole.opener.of_lowered(model, packs)
+        session = whole.opener.session(model, packs=packs)
         return ComputingSession(session, self.state, list(self.split.kept))
 
 
