@@ -10,16 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradgraph.chat.answers import Generator, generate
-    from gradgraph.chat.chat_batches import ChatBatches
-    from gradgraph.chat.chat_recipe import Recipe
-    from gradgraph.chat.chat_rows import Rows, read
-    from gradgraph.chat.decoder import Decoder
-    from gradgraph.chat.finetuning import finetune
-    from gradgraph.chat.run_place import Finetuned
-    from gradgraph.chat.sampling import Sampling
-    from gradgraph.chat.template import ChatTemplate, Rendered
-    from gradgraph.chat.tokens import Encoder, Tokens
+    from gradgraph.chat.answers import Generator as Generator
+    from gradgraph.chat.answers import generate as generate
+    from gradgraph.chat.chat_batches import ChatBatches as ChatBatches
+    from gradgraph.chat.chat_recipe import Recipe as Recipe
+    from gradgraph.chat.chat_rows import Rows as Rows
+    from gradgraph.chat.chat_rows import read as read
+    from gradgraph.chat.decoder import Decoder as Decoder
+    from gradgraph.chat.finetuning import finetune as finetune
+    from gradgraph.chat.run_place import Finetuned as Finetuned
+    from gradgraph.chat.sampling import Sampling as Sampling
+    from gradgraph.chat.template import ChatTemplate as ChatTemplate
+    from gradgraph.chat.template import Rendered as Rendered
+    from gradgraph.chat.tokens import Encoder as Encoder
+    from gradgraph.chat.tokens import Tokens as Tokens
 
 _HOMES = {
     "ChatBatches": "chat_batches",
@@ -38,22 +42,8 @@ _HOMES = {
     "read": "chat_rows",
 }
 
-__all__ = [
-    "ChatBatches",
-    "ChatTemplate",
-    "Decoder",
-    "Encoder",
-    "Finetuned",
-    "Generator",
-    "Recipe",
-    "Rendered",
-    "Rows",
-    "Sampling",
-    "Tokens",
-    "finetune",
-    "generate",
-    "read",
-]
+if not TYPE_CHECKING:
+    __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -65,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_HOMES)
