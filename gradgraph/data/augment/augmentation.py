@@ -171,8 +171,8 @@ class SoundAugmentations:
 
 
 def _made(given: Any) -> list[Augmentation | Own]:
-    alone = isinstance(given, str | Augmentation) or callable(given)
-    return [_made_of(one) for one in ([given] if alone else given)]
+    every: Any = [given] if isinstance(given, str | Augmentation) or callable(given) else given
+    return [_made_of(one) for one in every]
 
 
 def _made_of(given: Any) -> Augmentation | Own:
