@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -52,6 +52,16 @@ def read_once(value: ir.Value, reader: ir.Node) -> bool:
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
+
+
+def only_reader(value: ir.Value, *op_types: str, ignored: Sequence[ir.Node] = ()) -> ir.Node | None:
+    """Return the node with the only use of ``value``; None if there are more or none, or it is a graph output.
+
+    Uses by ``ignored`` nodes do not count. With ``op_types``, the node must be one of these, in ONNX's domain.
+    """
+    readers = [node for node, _ in value.uses() if node not in ignored]
+    is_alone = len(readers) == 1 and not value.is_graph_output()
+    return readers[0] if is_alone and (not op_types or is_standard(readers[0], *op_types)) else None
 
 
 def plain(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.graph.checks import DRAWING, has_bodies
-from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by
+from gradgraph.graph.nodes import input_at, inputs_of, is_standard, made_by, only_reader
 from gradgraph.graph.shapes import constant_of
 from gradgraph.machine.hardware import is_x86, saturates
 from gradgraph.passes.normal.edit import Editor
@@ -124,11 +124,10 @@ class _Groups:
 
     def _is_quantised(self, value: ir.Value) -> bool:
         """Whether the only reader of ``value`` is a QuantizeLinear to 8 bits."""
-        uses = list(value.uses())
-        if len(uses) != 1 or uses[0].idx or value.is_graph_output():
+        reader = only_reader(value, "QuantizeLinear")
+        if reader is None or reader.inputs[0] is not value:
             return False
-        reader = uses[0].node
-        return is_standard(reader, "QuantizeLinear") and _kind(reader.outputs[0]) in _BYTES and self._is_fixed(reader)
+        return _kind(reader.outputs[0]) in _BYTES and self._is_fixed(reader)
 
     def _is_exact_product(self, node: ir.Node) -> bool:
         """Whether the integer kernel of a product computes the same function as the float operator."""
@@ -171,10 +170,8 @@ def _kind(value: ir.Value | None) -> ir.DataType | None:
 
 def _activation_after(node: ir.Node) -> ir.Node | None:
     """Return the Relu or Clip that is the only reader of ``node``, or None."""
-    uses = list(node.outputs[0].uses())
-    if len(uses) != 1 or node.outputs[0].is_graph_output() or uses[0].idx:
-        return None
-    return uses[0].node if is_standard(uses[0].node, "Clip", "Relu") else None
+    reader = only_reader(node.outputs[0], "Clip", "Relu")
+    return reader if reader is not None and reader.inputs[0] is node.outputs[0] else None
 
 
 def _numbers(value: ir.Value | None) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.files.large_weights import large_in_file
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import before_swap
+from gradgraph.graph.nodes import before_swap, only_reader
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.registry import case, real
 
@@ -200,10 +200,10 @@ MANY_BIASED = 1 << 17  # an output with at least this many elements gets its bia
 def _gets_bias(call: Call) -> bool:
     """Return whether the output is large, and its only reader is an Add of a vector."""
     y = call.node.outputs[0]
-    readers, dims = [use.node for use in y.uses()], shape_of(y)
-    if len(readers) != 1 or (readers[0].domain, readers[0].op_type) != ("", "Add") or not shapes.is_static(dims):
+    reader, dims = only_reader(y, "Add"), shape_of(y)
+    if reader is None or not shapes.is_static(dims):
         return False
-    beside = [shape_of(x) for x in readers[0].inputs if x is not None and x is not y]
+    beside = [shape_of(x) for x in reader.inputs if x is not None and x is not y]
     vector = len(beside) == 1 and beside[0] is not None and len(beside[0]) == 1
     return vector and math.prod(shapes.known_sizes(dims)) >= MANY_BIASED
 

@@ -22,12 +22,6 @@ SHORTEST_ROW, FEWEST_MOVED = 16, 1 << 17  # minimum elements of a row and of the
 RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | None:
-    """Return the node that reads ``value``, if no other node reads it and it is no graph output; else None."""
-    readers = [node for node, _ in value.uses() if node not in ignored]
-    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
-
-
 def _moves_much(call: Call) -> bool:
     dims, perm = _sizes(call.inputs[0]), call.attrs.get("perm", ())
     return len(perm) > 2 and bool(dims) and dims[-1] >= SHORTEST_ROW and math.prod(dims) >= FEWEST_MOVED

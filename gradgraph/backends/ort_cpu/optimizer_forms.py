@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import made_by
+from gradgraph.graph.nodes import made_by, only_reader
 from gradgraph.optim.updates import kept
 from gradgraph.rules.registry import attributes
 
@@ -62,7 +62,7 @@ def subtracted_product(
 def _is_own_product(x: Var) -> bool:
     """Return whether ``x`` is the output of a Gemm without summand, and has a single reader."""
     node = made_by(x.value, "Gemm")
-    return node is not None and len(node.inputs) == 2 and len(x.value.uses()) == 1 and not x.value.is_graph_output()
+    return node is not None and len(node.inputs) == 2 and only_reader(x.value) is not None
 
 
 def _scaled(op: Builder, x: Var, factor: float) -> Var:

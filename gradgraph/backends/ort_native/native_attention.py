@@ -21,7 +21,6 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.after import behind_orders
 from gradgraph.backends.ort_cpu.attention_by_heads import unguarded
-from gradgraph.backends.ort_cpu.movement_forms import only_reader
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.strided import (
     Destination,
@@ -37,7 +36,7 @@ from gradgraph.backends.ort_native.strided import (
 )
 from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Var
-from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.nodes import is_standard, only_reader
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.named_operators import DOMAIN
@@ -354,8 +353,8 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
 
     None unless a Concat of exactly these values is their only reader.
     """
-    node = only_reader(places[0].value)
-    if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
+    node = only_reader(places[0].value, "Concat")
+    if node is None or any(only_reader(p.value) is not node for p in places):
         return None
     parts = [some(sizes_of(x)) for x in node.inputs]
     if len(parts) != len(places):

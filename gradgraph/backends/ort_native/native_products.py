@@ -22,7 +22,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import before_swap
+from gradgraph.graph.nodes import before_swap, only_reader
 from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
@@ -165,8 +165,7 @@ def _biased(*summands: Var | None) -> tuple[ir.Node, Var] | None:
         if product is None or bias is None or node is None or node.op_type != "MatMul" or len(node.inputs) != 2:
             continue
         width = (product.shape or (None,))[-1]
-        alone = len(product.value.uses()) == 1 and not product.value.is_graph_output()
-        if alone and isinstance(width, int) and bias.shape == (width,):
+        if only_reader(product.value) is not None and isinstance(width, int) and bias.shape == (width,):
             return node, bias
     return None
 

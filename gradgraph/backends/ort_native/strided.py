@@ -13,8 +13,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph.autodiff.after import behind_orders
-from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
+from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
 from gradgraph.graph import shapes
+from gradgraph.graph.nodes import only_reader
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.rules.registry import attributes
 
@@ -221,7 +222,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
     at = Destination(value)
     while True:
         yield at
-        reader = only_reader(at.value, ignored)
+        reader = only_reader(at.value, ignored=ignored)
         given = sizes_of(at.value)
         if reader is None or given is None:
             return

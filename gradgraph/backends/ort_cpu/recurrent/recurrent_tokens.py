@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.movement_forms import RESHAPED, only_reader
+from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.nodes import is_standard
+from gradgraph.graph.nodes import is_standard, only_reader
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import is_static, known_sizes, record_shape
 from gradgraph.passes.normal.edit import discard
@@ -115,11 +115,11 @@ def _sizes(x: ir.Value | None) -> tuple[int, ...]:
 
 def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
     """Return the value that sums the gradients of X over directions; None if a gradient has other readers."""
-    reader = only_reader(gradients[0])
+    reader = only_reader(gradients[0], "Add", "Sum")
     if len(gradients) == 1:
         return gradients[0]
-    own = reader is not None and list(reader.inputs) == list(gradients) and is_standard(reader, "Add", "Sum")
-    return reader.outputs[0] if own and reader is not None and only_reader(gradients[1]) is reader else None
+    own = reader is not None and list(reader.inputs) == list(gradients) and only_reader(gradients[1]) is reader
+    return reader.outputs[0] if own and reader is not None else None
 
 
 def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from gradgraph.graph.nodes import input_at, is_standard
+from gradgraph.graph.nodes import input_at, only_reader
 from gradgraph.graph.shape_inference import shape_of
 from gradgraph.graph.shapes import all_sizes
 
@@ -21,15 +21,15 @@ def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, i
     """Yield pairs (scale, shift) of ``weights`` that are applied per channel after a convolution without a bias."""
     known = set(weights)
     for scale in known:
-        mul = _only_reader(scale, "Mul")
+        mul = only_reader(scale, "Mul")
         conv = None if mul is None else _other(mul, scale).producer()
         if mul is None or conv is None or conv.op_type not in _CONVOLUTIONS or input_at(conv, 2) is not None:
             continue
-        add = _only_reader(mul.outputs[0], "Add")
+        add = only_reader(mul.outputs[0], "Add")
         shift = None if add is None else _other(add, mul.outputs[0])
         spatial = len(shape_of(conv.inputs[1]) or ()) - 2
         by_channel = shift is not None and _is_by_channel(scale, spatial) and _is_by_channel(shift, spatial)
-        if shift in known and by_channel and _only_reader(shift, "Add") is add:
+        if shift in known and by_channel and only_reader(shift, "Add") is add:
             yield scale, shift
 
 
@@ -38,12 +38,6 @@ def _is_by_channel(value: ir.Value, spatial: int) -> bool:
     shape = all_sizes(shape_of(value)) or []
     axes = [len(shape) - i for i, d in enumerate(shape) if d != 1]
     return axes == [spatial + 1]
-
-
-def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
-    uses = list(value.uses())
-    node = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-    return node if node is not None and is_standard(node, op_type) else None
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value:
