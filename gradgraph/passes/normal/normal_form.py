@@ -29,7 +29,6 @@ _BLOCKED = "com.microsoft.nchwc"
 @paused_collection()
 def normalise(
     model: Source,
-    keep_inputs: bool = False,
     parameters: str | Iterable[str] | None = None,
     keep_quantization: bool = False,
     look: Callable[[ir.Model], object] = lambda read: None,
@@ -38,7 +37,6 @@ def normalise(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
-        keep_inputs: keep initializers that are also graph inputs (defaults that a caller may override) as inputs.
         parameters: names that the caller selected; these are parameters, even if they look like constants.
         keep_quantization: skip ``pass_quantization``, which the caller may apply later.
         look: a function that is called with the model as read, before any change.
@@ -53,7 +51,7 @@ def normalise(
     read.meta[COMPUTED] = {value.name for node in read.graph for value in node.outputs}
     named = {parameters} if isinstance(parameters, str) else set(parameters or ())
     with blaming(model):
-        run((*reading(keep_inputs, named), *AT_ONE_OPSET), read)
+        run((*reading(named), *AT_ONE_OPSET), read)
     if not keep_quantization:
         pass_quantization(read)
     return read

@@ -33,9 +33,8 @@ from gradgraph.passes.normal.weights.verdicts import judge_weights
 from gradgraph.passes.rewrites import Rewrite, run
 
 
-def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ...]:
+def reading(parameters: Collection[str]) -> tuple[Rewrite, ...]:
     """Return the passes that convert a model of any opset to opset 21; for the arguments see ``normalise``."""
-    gather = partial(gather_constants, keep_inputs=keep_inputs)
     judge = partial(judge_weights, asked_for=parameters)
     return (
         Rewrite(write_one_domain, "later passes support only one of the two names of ONNX's domain"),
@@ -46,7 +45,7 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
             then=(make_names_unique, check_inlined),
         ),
         Rewrite(check_inputs, "all types that nodes do not compute must be known before they are inferred"),
-        Rewrite(gather, "later passes look for constant conditions and weights among the initializers"),
+        Rewrite(gather_constants, "later passes look for constant conditions and weights among the initializers"),
         Rewrite(convert_old, "ONNX infers few types and shapes before opset 7"),
         Rewrite(take_known_branches, "tensors of a dead branch are not weights, and its sizes do not matter"),
         Rewrite(judge, "weights still have the names and readers that the exporter wrote"),
@@ -81,10 +80,8 @@ def _write_all_defaults(model: ir.Model) -> None:
     write_defaults(nodes_of(model))
 
 
-_gather_kept = partial(gather_constants, keep_inputs=True)  # optional inputs have been removed
-
 AT_ONE_OPSET = (
-    Rewrite(_gather_kept, "forms of operators and function bodies add Constant nodes"),
+    Rewrite(gather_constants, "forms of operators and function bodies add Constant nodes"),
     Rewrite(write_maps, "a SequenceMap is a Loop, whose states are settled next", then=(infer_shapes,)),
     Rewrite(
         _settle,
@@ -111,7 +108,7 @@ ROUND = (
 AFTER_A_ROUND = (
     Rewrite(drop_wrong_body_shapes, "the shapes that enter a body may be known now"),
     Rewrite(take_known_branches, "a condition may have become constant"),
-    Rewrite(_gather_kept, "branches may have contained Constant nodes, which the next round reads as initializers"),
+    Rewrite(gather_constants, "branches may have contained Constant nodes, which the next round reads as initializers"),
     Rewrite(infer_shapes, "known sizes determine others"),
 )
 

@@ -214,18 +214,9 @@ def test_constant_nodes_become_marked_initializers_and_weights_do_not():
     assert_same(run(model, {"x": M}), run(ir.to_proto(result), {"x": M}))
 
 
-def test_initializers_are_inputs_no_longer_unless_asked():
+def test_initializers_are_inputs_no_longer():
     model = model_of([node("Mul", "x w", "y")], {"x": M, "w": real(5)}, weights={"w": real(5)})
     assert [i.name for i in normal_form(model).graph.input] == ["x"]
-    kept = normalise(ir.from_proto(model), keep_inputs=True)
-    assert [v.name for v in kept.graph.inputs] == ["x", "w"]
-
-
-def test_an_overridable_default_is_not_folded():
-    nodes = [node("Unsqueeze", "axes k", "a"), node("ReduceSum", "x a", "y", keepdims=0)]
-    model = model_of(nodes, {"x": M, "axes": np.array(0)}, weights={"axes": np.array(0), "k": np.array([0])})
-    kept = ir.to_proto(normalise(ir.from_proto(model), keep_inputs=True))
-    assert_same([M.sum(1)], run(kept, {"x": M, "axes": np.array(1)}))
 
 
 SHAPES = [

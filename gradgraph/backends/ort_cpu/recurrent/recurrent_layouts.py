@@ -35,10 +35,6 @@ class Columns:
 
     axis = 0
 
-    def shape(self, units: Dim) -> Shape:
-        """Return the shape of a state with ``units`` units."""
-        return (units, self.sequences)
-
     def enter(self, x: Var) -> Var:
         """Convert [T, N, F] to states, one per step."""
         return self.op.Transpose(x, perm=[0, 2, 1])
@@ -64,7 +60,7 @@ class Columns:
     ) -> Var:
         """Return ``activation(weight state + added)``, or with ``bias`` instead of ``added``."""
         inputs = [x for x in (weight, state, bias if added is None else added) if x is not None]
-        shape = self.shape((weight.shape or (None,))[0])
+        shape = (weight.shape or (None,))[0], self.sequences
         if activation is None:
             return _with_shape(self.op.Gemm(*inputs), shape)
         return kernel(self.op, "FusedGemm", CONTRIB, inputs, shape, activation=activation)
@@ -101,9 +97,6 @@ class Blocks:
     block: int
 
     axis = 1
-
-    def shape(self, units: Dim) -> Shape:
-        return (1, units, 1, self.sequences)
 
     def enter(self, x: Var) -> Var:
         steps, sequences, units = _static_shape(x)

@@ -21,9 +21,9 @@ def operators(opset: int) -> frozenset[str]:
     return frozenset(n for n in names if not onnx.defs.get_schema(n, opset).deprecated)
 
 
-def has_body(node: ir.Node, opset: int = OPSET) -> bool:
-    """Whether ONNX defines the operator of ``node`` by a function body at ``opset``."""
-    return node.domain == "" and is_function(node.op_type, opset)
+def has_body(node: ir.Node) -> bool:
+    """Whether ONNX defines the operator of ``node`` by a function body at opset 21."""
+    return node.domain == "" and is_function(node.op_type)
 
 
 def is_function(op_type: str, opset: int = OPSET) -> bool:

@@ -92,20 +92,12 @@ def instantiate(
 
 
 def applied(
-    graph: ir.Graph,
-    inputs: Sequence[ir.Value],
-    rename: Callable[[str], str],
-    stored: Mapping[ir.Value, ir.Value] = {},
+    graph: ir.Graph, inputs: Sequence[ir.Value], rename: Callable[[str], str]
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value.
-
-    The copies read ``stored`` in place of captured values and initializers.
-    """
-    copier = _Copier({}, rename)
-    copier.values.update(zip(graph.inputs, inputs, strict=True))
-    copier.values.update(stored)
-    nodes = [copier.node(n) for n in graph]
-    return nodes, {old: new for old, new in copier.values.items() if new is not None}
+    """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value."""
+    given = dict(zip(graph.inputs, inputs, strict=True))
+    nodes, copies = copied(list(graph), rename, given)
+    return nodes, given | copies
 
 
 def copied(

@@ -12,13 +12,12 @@ from gradgraph.graph.marks import is_detached, mark_constant
 from gradgraph.passes.normal.edit import graph_of, nodes_of
 
 
-def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
+def gather_constants(model: ir.Model) -> None:
     """Make every constant an initializer of the main graph.
 
     1. A Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is never
        trained. A Constant node with a string or sparse value stays.
-    2. An initializer that is also a graph input (required in IR version 3) is no longer an input, unless
-       ``keep_inputs`` is True.
+    2. An initializer that is also a graph input (required in IR version 3) is no longer an input.
     3. An Identity of an initializer is replaced by the initializer, unless it is a graph output or detached.
     4. An initializer gets the type and shape of its data, as in onnxruntime, whatever is declared: replacing the head
        of a network may leave old declarations behind.
@@ -30,8 +29,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
                 value.type = ir.TensorType(tensor.dtype)
             if value.shape is None or value.shape.dims != tensor.shape.dims:
                 value.shape = ir.Shape(tensor.shape.numpy())
-    if not keep_inputs:
-        main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
+    main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
     for node in list(nodes_of(model)):
         if node.domain:
             continue
@@ -39,7 +37,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
             _register(node, main)
         elif node.op_type == "Identity" and not is_detached(node) and not node.outputs[0].is_graph_output():
             source = node.inputs[0]
-            if source is not None and source.is_initializer() and not source.is_graph_input():
+            if source is not None and source.is_initializer():
                 node.outputs[0].replace_all_uses_with(source)
                 graph_of(node).remove(node, safe=True)
 
