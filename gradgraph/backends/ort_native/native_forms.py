@@ -59,30 +59,19 @@ _FACTORS = (uniform(-0.2, -0.1), positive())
     case(real(LONG), real(LONG), real(LONG), positive(LONG), *_FACTORS, uniform(0.9, 1.0), takes=[0.1, 0.001]),
 )
 def adam_in_one_pass(
-    op: Builder,
-    p: Var,
-    g: Var,
-    m: Var,
-    v: Var,
-    rate: Var,
-    floor: Var,
-    keep: Var | None = None,
-    *,
-    takes: Sequence[float],
+    op: Builder, p: Var, g: Var, m: Var, v: Var, *rest: Var | None, takes: Sequence[float]
 ) -> Written | None:
     """Compute AdamUpdate in one pass over seven arrays, not 12 or 13 passes; None unless float32."""
-    return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
+    return native_kernel(op, "AdamUpdate", [p, g, m, v, *rest], [p, m, v], takes=takes)
 
 
 @form(
     "MomentumUpdate",
     case(real(LONG), real(LONG), real(LONG), uniform(-0.2, -0.1), decay=0.9, nesterov=1),
 )
-def momentum_in_one_pass(
-    op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
-) -> Written | None:
+def momentum_in_one_pass(op: Builder, p: Var, g: Var, m: Var, *rest: Var | None, **attrs: Any) -> Written | None:
     """Compute MomentumUpdate in one pass over five arrays, not 4 to 8 passes; None unless float32."""
-    return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
+    return native_kernel(op, "MomentumUpdate", [p, g, m, *rest], [p, m], **attrs)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------

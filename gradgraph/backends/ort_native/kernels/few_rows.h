@@ -5,13 +5,17 @@
 #pragma once
 
 #include <algorithm>
-
-#include "products.h"
+#include <cstddef>
 
 namespace gradgraph::few {
 
-using amx::up, products::kHeight, products::kLanes, products::kWidth, products::Lanes, products::lanes;
-
+#if defined(__AVX512F__)
+constexpr size_t kLanes = 16, kHeight = 8;
+#else
+constexpr size_t kLanes = 8, kHeight = 4;  // half as many registers, of half the size
+#endif
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+constexpr size_t kWidth = 3 * kLanes;  // columns of sums in registers: kHeight rows of 3 vectors
 constexpr size_t kTerms = 128;  // vectors whose copy fits into the first-level cache
 constexpr size_t kLong = 512;   // terms of a short sum
 constexpr size_t kAhead = 16;   // rows of the matrix that are prefetched
@@ -19,6 +23,8 @@ constexpr size_t kThin = 4;     // up to this many rows, only the speed of memor
 constexpr size_t kWidest = 256; // then this is the maximum number of columns of a stripe
 constexpr size_t kDeep = 8;     // rows of the matrix that are read at the same time
 constexpr size_t kMost = 48;    // the most rows that are multiplied this way
+
+constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
 struct Rows {
   const float* a;  // [rows, terms]
@@ -32,6 +38,9 @@ struct Rows {
     return rows <= kThin ? up(columns, pieces * kLanes) * kLanes : kWidth;
   }
 };
+
+inline Lanes& lanes(float* at) { return *reinterpret_cast<Lanes*>(at); }
+inline const Lanes& lanes(const float* at) { return *reinterpret_cast<const Lanes*>(at); }
 
 // Sums for some rows and columns.
 struct Sums {

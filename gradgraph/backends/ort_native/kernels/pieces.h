@@ -13,7 +13,6 @@ struct Piece {
   size_t row, row_end, column, column_end;
 };
 
-// The maximum number of threads: that of the machine, as a session does not reveal its own.
 inline size_t processors() {
   static const size_t count = std::max(1u, std::thread::hardware_concurrency());
   return count;

@@ -15,7 +15,6 @@
 
 #include "amx.h"
 #include "kernel.h"
-#include "pieces.h"
 
 namespace gradgraph::recurrent {
 
@@ -37,6 +36,12 @@ inline void wait_for(const std::atomic<size_t>& done, size_t count) {
     __builtin_ia32_pause();
 #endif
   }
+}
+
+// The maximum number of threads: that of the machine, as a session does not reveal its own.
+inline size_t threads() {
+  static const size_t count = std::max(1u, std::thread::hardware_concurrency());
+  return count;
 }
 
 // Calls body(step, part) for all parts of a step, then for those of the next one. A thread processes its own part
@@ -95,7 +100,7 @@ class Recurrence {
         back_(back),
         lines_(up(rows, kRows)),
         blocks_(up(units, kUnits)),
-        parts_(std::max<size_t>(1, std::min(amx::processors(), lines_ * blocks_))),
+        parts_(std::max<size_t>(1, std::min(threads(), lines_ * blocks_))),
         strange_(states * lines_) {
     if (!amx::available()) return;
     const size_t of_weight = blocks_ * (back ? 1 : gates) * 2 * steps() * kStep;
