@@ -92,10 +92,16 @@ def instantiate(
 
 
 def applied(
-    graph: ir.Graph, inputs: Sequence[ir.Value], rename: Callable[[str], str]
+    graph: ir.Graph,
+    inputs: Sequence[ir.Value],
+    rename: Callable[[str], str],
+    stored: Mapping[ir.Value, ir.Value] = {},
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value."""
-    given = dict(zip(graph.inputs, inputs, strict=True))
+    """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value.
+
+    The copies read ``stored`` in place of captured values and initializers.
+    """
+    given = {**dict(zip(graph.inputs, inputs, strict=True)), **stored}
     nodes, copies = copied(list(graph), rename, given)
     return nodes, given | copies
 
