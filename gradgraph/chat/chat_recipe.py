@@ -29,6 +29,22 @@ BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, s
 _TEXTS = Kind("a string, or a list of strings", NAMES.fits)
 
 
+def whole_option(help: str, least: int = 1, default: int | None = None) -> Any:
+    """Return an option that is a whole number of at least ``least``, or without a default None."""
+    kind = whole(least)
+    return spelled(help, "training", "whole", kind=kind.or_none() if default is None else kind, default=default)
+
+
+def number_option(help: str, kind: Kind, default: float | None = None, **shell: Any) -> Any:
+    """Return an option that is a number of this kind, or without a default None; ``shell`` as for ``spelled``."""
+    kind = kind.or_none() if default is None else kind
+    return spelled(help, "training", "number", kind=kind, default=default, **shell)
+
+
+def _flag(help: str) -> Any:
+    return spelled(help, "training", "flag", default=False)
+
+
 @documented
 @options
 class Recipe:
@@ -40,14 +56,8 @@ class Recipe:
         "the last three train all weights.",
         "training", metavar="TASK", choices=(GENERATION, SEQ2SEQ, SPEECH, *LABELLED, QUESTIONS), default=GENERATION,
     )  # fmt: skip
-    rank: int | None = spelled(
-        "Rank of the adapters. Default: 16; with --memory, at most 16.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
-    alpha: float | None = spelled(
-        "LoRA scaling is alpha/rank. Default: twice the rank.",
-        "training", "number", kind=number(0, above=True).or_none(), default=None,
-    )  # fmt: skip
+    rank: int | None = whole_option("Rank of the adapters. Default: 16; with --memory, at most 16.")
+    alpha: float | None = number_option("LoRA scaling is alpha/rank. Default: twice the rank.", number(0, above=True))
     target: str | Sequence[str] = spelled(
         "Layers that get adapters, by name or glob; repeatable. Default: all linear layers except the head and the"
         " routers of experts; for adapters of experts, attentions or biases, all of them.",
@@ -57,134 +67,92 @@ class Recipe:
         "Adapter type.",
         "training", names=("surgery.adapter_kinds.adapter_table:KINDS",), strict=True, default="lora",
     )  # fmt: skip
-    dropout: float = spelled(
-        "Dropout on the input of the adapters during training.",
-        "training", "number", kind=number(0, 1), default=0.0,
+    dropout: float = number_option("Dropout on the input of the adapters during training.", number(0, 1), 0.0)
+    epochs: int = whole_option("Number of epochs.", default=3)
+    batch_size: int = whole_option("Rows per batch.", default=8)
+    accumulate: int = whole_option("Number of batches over which gradients are accumulated.", default=1)
+    learning_rate: float | None = number_option(
+        "Peak learning rate of AdamW. Default: 2e-4 for adapters; 5e-5 for all weights.", number(0, above=True),
+        flags="--lr --learning-rate",
     )  # fmt: skip
-    epochs: int = spelled("Number of epochs.", "training", "whole", kind=whole(1), default=3)
-    batch_size: int = spelled("Rows per batch.", "training", "whole", kind=whole(1), default=8)
-    accumulate: int = spelled(
-        "Number of batches over which gradients are accumulated.",
-        "training", "whole", kind=whole(1), default=1,
-    )  # fmt: skip
-    learning_rate: float | None = spelled(
-        "Peak learning rate of AdamW. Default: 2e-4 for adapters; 5e-5 for all weights.",
-        "training", "number", flags="--lr --learning-rate", kind=number(0, above=True).or_none(), default=None,
-    )  # fmt: skip
-    warmup: float = spelled(
-        "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.",
-        "training", "number", kind=number(0, 1), default=0.03,
-    )  # fmt: skip
-    weight_decay: float = spelled("Of AdamW.", "training", "number", kind=number(0), default=0.0)
-    clip_norm: float = spelled(
-        "Maximum global gradient norm.",
-        "training", "number", kind=number(0, above=True), default=1.0,
-    )  # fmt: skip
-    length: int | None = spelled(
-        "Maximum number of tokens per row. Default: the model's context length, at most 2048.",
-        "training", "whole", kind=whole(2).or_none(), default=None,
-    )  # fmt: skip
-    stride: int | None = spelled(
+    warmup: float = number_option(
+        "Fraction of all steps used for linear warm-up; a cosine decay to 0 follows.", number(0, 1), 0.03
+    )
+    weight_decay: float = number_option("Of AdamW.", number(0), 0.0)
+    clip_norm: float = number_option("Maximum global gradient norm.", number(0, above=True), 1.0)
+    length: int | None = whole_option(
+        "Maximum number of tokens per row. Default: the model's context length, at most 2048.", least=2
+    )
+    stride: int | None = whole_option(
         "For question answering: number of tokens that consecutive windows of a long context share. Default: a third "
         "of the length, which is at most 384 by default.",
-        "training", "whole", kind=whole(0).or_none(), default=None,
-    )  # fmt: skip
+        least=0,
+    )
     language: str | None = spelled(
         "For speech recognition with a multilingual model: language of the transcripts, such as en or english. "
         "Default: that of generation_config.json.",
         "training", metavar="LANGUAGE", kind=TEXT.or_none(), default=None,
     )  # fmt: skip
-    translate: bool = spelled(
-        "For speech recognition: the transcripts are English translations.", "training", "flag", default=False
-    )
+    translate: bool = _flag("For speech recognition: the transcripts are English translations.")
     long: str = spelled(
         "What to do with longer texts: raise an error, drop them, or cut them.",
         "training", choices=LONG, default="error",
     )  # fmt: skip
-    pack: bool = spelled(
+    pack: bool = _flag(
         "Pack several texts into a row, with attention restricted to each text; models that do not support this "
-        "train on one text per row, with a warning.",
-        "training", "flag", default=False,
-    )  # fmt: skip
+        "train on one text per row, with a warning."
+    )
     loss: str = spelled(
         "Loss: cross_entropy of the next token, or a preference loss.",
         "training", names=("frontend.losses_preferences:PREFERENCES",), default=NEXT_TOKEN,
     )  # fmt: skip
-    beta: float | None = spelled(
-        "Beta of a preference loss. Default: that of the loss.",
-        "training", "number", kind=number(0, above=True).or_none(), default=None,
-    )  # fmt: skip
-    label_smoothing: float = spelled("Label smoothing.", "training", "number", kind=number(0, 1), default=0.0)
-    z_loss: float = spelled(
-        "Coefficient of the z-loss, the square of log Σ exp of the scores, such as 1e-4.",
-        "training", "number", kind=number(0), default=0.0,
-    )  # fmt: skip
+    beta: float | None = number_option("Beta of a preference loss. Default: that of the loss.", number(0, above=True))
+    label_smoothing: float = number_option("Label smoothing.", number(0, 1), 0.0)
+    z_loss: float = number_option(
+        "Coefficient of the z-loss, the square of log Σ exp of the scores, such as 1e-4.", number(0), 0.0
+    )
     teacher: str | None = spelled(
         "Folder of a larger teacher model with the same tokenizer, for distillation.",
         "training", metavar="FOLDER", kind=PATH.or_none(), default=None,
     )  # fmt: skip
-    temperature: float | None = spelled(
-        "With a teacher: distillation temperature. Default: 2.",
-        "training", "number", kind=number(0, above=True).or_none(), default=None,
-    )  # fmt: skip
-    teacher_share: float | None = spelled(
-        "With a teacher: weight of the distillation loss. Default: 0.5.",
-        "training", "number", kind=number(0, 1).or_none(), default=None,
-    )  # fmt: skip
-    recompute: bool = spelled(
-        "Recompute activations in the backward pass instead of storing them: less memory, more time.",
-        "training", "flag", default=False,
-    )  # fmt: skip
-    keep_features: bool = spelled(
+    temperature: float | None = number_option(
+        "With a teacher: distillation temperature. Default: 2.", number(0, above=True)
+    )
+    teacher_share: float | None = number_option(
+        "With a teacher: weight of the distillation loss. Default: 0.5.", number(0, 1)
+    )
+    recompute: bool = _flag(
+        "Recompute activations in the backward pass instead of storing them: less memory, more time."
+    )
+    keep_features: bool = _flag(
         "Compute the layers below the first adapter once for each row, and train only the rest in each epoch; useful "
-        "if only the last layers have adapters.",
-        "training", "flag", default=False,
-    )  # fmt: skip
+        "if only the last layers have adapters."
+    )
     memory: str | None = spelled(
         "Memory limit of the process, such as 4GB: chooses batch size, recomputation, the rank unless given, and "
         "with --long the row length.",
         "training", metavar="SIZE", kind=BYTES.or_none(), default=None,
     )  # fmt: skip
-    held_out: float = spelled(
-        "Fraction of rows held out, unless validation data are given.",
-        "training", "number", kind=number(0, 0.9), default=0.1,
-    )  # fmt: skip
-    eval_every: int | None = spelled(
-        "Evaluate every N steps. Default: after each epoch.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
-    patience: int | None = spelled(
-        "Early stopping: stop after this many evaluations without a lower loss, and keep the best state.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
-    max_steps: int | None = spelled(
-        "Stop after this many steps; continue with --resume.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
-    checkpoint_every: int | None = spelled(
-        "Save a checkpoint for --resume every N steps. Default: after each evaluation or epoch.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
+    held_out: float = number_option("Fraction of rows held out, unless validation data are given.", number(0, 0.9), 0.1)
+    eval_every: int | None = whole_option("Evaluate every N steps. Default: after each epoch.")
+    patience: int | None = whole_option(
+        "Early stopping: stop after this many evaluations without a lower loss, and keep the best state."
+    )
+    max_steps: int | None = whole_option("Stop after this many steps; continue with --resume.")
+    checkpoint_every: int | None = whole_option(
+        "Save a checkpoint for --resume every N steps. Default: after each evaluation or epoch."
+    )
     sample: str | Sequence[str] = spelled(
         "Prompt to answer periodically during training; repeatable.",
         "training", "list", metavar="TEXT", kind=_TEXTS, default=(),
     )  # fmt: skip
-    sample_every: int | None = spelled(
-        "Steps between samples. Default: 50.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
-    sample_tokens: int | None = spelled(
-        "Maximum number of tokens of a sample. Default: 64.",
-        "training", "whole", kind=whole(1).or_none(), default=None,
-    )  # fmt: skip
+    sample_every: int | None = whole_option("Steps between samples. Default: 50.")
+    sample_tokens: int | None = whole_option("Maximum number of tokens of a sample. Default: 64.")
     merge: str = spelled(
         "Storage of changed weights in the merged model: float, or requantised by GPTQ; or no merged model.",
         "training", choices=MERGE, default=FLOAT,
     )  # fmt: skip
-    seed: int = spelled(
-        "Random seed of initial adapter weights, row order and held-out rows.",
-        "training", "whole", kind=whole(0), default=0,
-    )  # fmt: skip
+    seed: int = whole_option("Random seed of initial adapter weights, row order and held-out rows.", 0, 0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -209,19 +177,15 @@ class Recipe:
             raise ArgumentError(
                 f"a teacher requires the loss cross_entropy, but the loss is {self.loss}; omit one of them"
             )
-        for name in ("temperature", "teacher_share"):
-            if self.teacher is None and getattr(self, name) is not None:
+        for name, option, what in (
+            *((name, "teacher", "a teacher") for name in ("temperature", "teacher_share")),
+            *((name, "sample", "a prompt") for name in ("sample_every", "sample_tokens")),
+        ):
+            if not getattr(self, option) and getattr(self, name) is not None:
                 raise ArgumentError(
-                    f"{name} requires a teacher, and none is given",
-                    remedy=f"omit {name}, or add teacher=",
-                    shell=f"omit --{name.replace('_', '-')}, or add --teacher",
-                )
-        for name in ("sample_every", "sample_tokens"):
-            if not self.sample and getattr(self, name) is not None:
-                raise ArgumentError(
-                    f"{name} requires a prompt, and none is given",
-                    remedy=f"omit {name}, or add sample=",
-                    shell=f"omit --{name.replace('_', '-')}, or add --sample",
+                    f"{name} requires {what}, and none is given",
+                    remedy=f"omit {name}, or add {option}=",
+                    shell=f"omit --{name.replace('_', '-')}, or add --{option}",
                 )
         for name, task in (("stride", QUESTIONS), ("language", SPEECH), ("translate", SPEECH)):
             if getattr(self, name) not in (None, False) and self.task != task:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gradgraph.arguments import number, whole
-from gradgraph.building.option import changed_options, check_options, documented, options, spelled
+from gradgraph.arguments import number
+from gradgraph.building.option import changed_options, check_options, documented, options
+from gradgraph.chat.chat_recipe import number_option, whole_option
 
 
 @documented
@@ -15,27 +16,18 @@ from gradgraph.building.option import changed_options, check_options, documented
 class Sampling:
     """The options of generating an answer; each a field."""
 
-    max_tokens: int = spelled("Maximum number of tokens of an answer.", "training", "whole", kind=whole(1), default=128)
-    temperature: float = spelled(
-        "Sampling temperature; 0 always picks the most likely token.",
-        "training", "number", kind=number(0), default=0.0,
-    )  # fmt: skip
-    top_k: int = spelled(
-        "Sample from this many most likely tokens; 0: from all.",
-        "training", "whole", kind=whole(0), default=0,
-    )  # fmt: skip
-    top_p: float = spelled(
-        "Nucleus sampling: sample from the fewest tokens with this total probability.",
-        "training", "number", kind=number(0, 1, above=True), default=1.0,
-    )  # fmt: skip
-    repetition_penalty: float = spelled(
+    max_tokens: int = whole_option("Maximum number of tokens of an answer.", default=128)
+    temperature: float = number_option("Sampling temperature; 0 always picks the most likely token.", number(0), 0.0)
+    top_k: int = whole_option("Sample from this many most likely tokens; 0: from all.", 0, 0)
+    top_p: float = number_option(
+        "Nucleus sampling: sample from the fewest tokens with this total probability.", number(0, 1, above=True), 1.0
+    )
+    repetition_penalty: float = number_option(
         "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
-        "training", "number", kind=number(0, above=True), default=1.0,
-    )  # fmt: skip
-    seed: int = spelled(
-        "Random seed; the draws of the n-th prompt do not depend on the other prompts.",
-        "training", "whole", kind=whole(0), default=0,
-    )  # fmt: skip
+        number(0, above=True),
+        1.0,
+    )
+    seed: int = whole_option("Random seed; the draws of the n-th prompt do not depend on the other prompts.", 0, 0)
 
     def __post_init__(self) -> None:
         check_options(self)
