@@ -171,7 +171,7 @@ def _middle(points: ir.Value) -> tuple[int, bool]:
     """Return an integer in the middle of zero points, and whether they may differ from it."""
     tensor, kind = points.const_value, points.dtype
     if tensor is None or isinstance(tensor, ir.ExternalTensor):  # lowering does not read external data
-        return 2 ** (_BITS[kind] - 1) if kind in _UNSIGNED else 0, True
+        return 2 ** (_BITS[kind] - 1) if kind is not None and kind in _UNSIGNED else 0, True
     numbers = tensor.numpy().astype(np.int32)
     middle = int(np.median(numbers))
     return middle, bool((numbers != middle).any())
