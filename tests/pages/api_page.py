@@ -68,7 +68,9 @@ GIVEN = {
 
 def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
     """The files that ``face`` gathers, and those of layers from elsewhere: those of losses, or all others."""
-    found = dict.fromkeys(sys.modules[getattr(face, name).__module__] for name in face.__all__ if name != "init")
+    members = [getattr(face, name) for name in face.__all__ if name != "init"]
+    others = nn.LAYERS.values() if face is nn else []
+    found = dict.fromkeys(sys.modules[member.__module__] for member in [*members, *others])
     return [m for m in found if ("losses" in m.__name__) == of_losses]
 
 
