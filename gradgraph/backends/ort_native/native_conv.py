@@ -31,8 +31,8 @@ TILED = (
 
 # Layers that are computed with vectors: 16 channels on both sides fill a vector. CPU time relative to the best other
 # form, one thread of a Zen 4: 64 to 256 channels at 8 to 56 px 0.76 to 0.92, 512 channels at 7 px 1.2; with strides of
-# 2, 1.1 to 1.3 (Zen 3); sequences (maps of height 1) of 256 with 16 and 64 channels 1.1 to 1.5 with AVX2, 1.1 to 1.3 with
-# AVX512. Wider maps were not measured.
+# 2, 1.1 to 1.3 (Zen 3); sequences (maps of height 1) of 256 with 16 and 64 channels 1.1 to 1.5 with AVX2, 1.1 to 1.3
+# with AVX512. Wider maps were not measured.
 LEAST_CHANNELS = 16
 LEAST_WINDOWS, MOST_WINDOWS = 64, 3136  # windows per image
 
@@ -63,8 +63,9 @@ def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | 
 
 
 def _pays_by_vectors(conv: Layer) -> bool:
-    fits = conv.taps > 1 and max(conv.seen.strides) == 1 and min(conv.c, conv.m) >= LEAST_CHANNELS
-    return fits and 1 not in conv.size and LEAST_WINDOWS <= conv.windows <= MOST_WINDOWS and library.here().has_fast_vectors
+    is_image = conv.taps > 1 and 1 not in conv.size
+    fits = is_image and max(conv.seen.strides) == 1 and min(conv.c, conv.m) >= LEAST_CHANNELS
+    return fits and LEAST_WINDOWS <= conv.windows <= MOST_WINDOWS and library.here().has_fast_vectors
 
 
 @conv_form(
