@@ -28,6 +28,7 @@ from benchmarks.workloads import ALL, WORKLOADS
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import lower, opened
 from gradgraph.backends.forms import Call, Form
+from gradgraph.backends.ort_cpu.conv.conv_sequences import write_images
 from gradgraph.files.models import to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.graph.builder import Builder
@@ -77,7 +78,7 @@ def step_of(name: str) -> ir.Model:
     inputs = tuple(torch.from_numpy(batch[n]) for n in names)
     model = from_torch(networks.make(name), inputs, input_names=names, output_names=["logits"], dynamic={})
     step = gg.build(model, loss=ALL[name].loss, optimizer=OPTIMIZERS.get(name, "sgd"))
-    return opened(step.train, {})
+    return write_images(opened(step.train, {}))
 
 
 def native_nodes(model: ir.Model, seen: set[str]) -> Iterator[tuple[ir.Node, Form]]:
