@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks.cores import Cores
 from benchmarks.peer_processes import Process
 from benchmarks.roster import OURS, TORCH, YARDSTICKS, Entry
 
@@ -18,6 +21,7 @@ LOSSES = 3
 # PyTorch's own losses (with oneDNN, without, channels last) differ from those in float64 by 2, 6 and 9 % of the change
 CHANGE = 0.2
 LOAD_LIMIT, STEP_LIMIT = 240.0, 120.0  # seconds
+TRIES = 4  # of a turn at whose end the cores are apart
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ def measure(
         for name in YARDSTICKS[job["device"]]:
             running[name] = Process(YARDSTICKS[job["device"]][name], threads=job["threads"])
             rows[name] = _started(running[name], job)
-        _take_turns({n: p for n, p in running.items() if "cannot" not in rows[n]}, rows, plan)
+        with tempfile.TemporaryDirectory() as folder:
+            cores = Cores.compiled(Path(folder))
+            _take_turns({n: p for n, p in running.items() if "cannot" not in rows[n]}, rows, plan, cores)
         if "step" in rows.get("floor", {}):
             rows["floor"]["parts"] = running["floor"].ask("profile", STEP_LIMIT, steps=plan.rounds)
         return rows
@@ -94,14 +100,14 @@ def disagreement(losses: list[float], wanted: list[float], first_loss: float = E
     return next((i for i, (a, b) in enumerate(changes) if not abs(a - b) <= CHANGE * abs(b)), None)
 
 
-def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan) -> None:
+def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan, cores: Cores) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in running}
     steps = dict.fromkeys(running, 1)
     for turn in range(plan.rounds + 1):
         for name, process in running.items():
             if "cannot" in rows[name] or sum(seconds[name]) > plan.most:
                 continue
-            reply = process.ask("time", STEP_LIMIT + 2 * plan.turn, steps=steps[name])
+            reply = _turn(process, steps[name], plan, cores)
             if "cannot" in reply:
                 rows[name] = reply
             elif turn == 0:  # determines the number of steps per turn
@@ -111,6 +117,16 @@ def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan
     for name, process in running.items():
         if "cannot" not in rows[name]:
             rows[name] |= summary(seconds[name]) | process.ask("memory", STEP_LIMIT)
+
+
+def _turn(process: Process, steps: int, plan: Plan, cores: Cores) -> Row:
+    """Return the seconds of steps during which the cores shared a cache, if they ever do."""
+    for _ in range(TRIES):
+        cores.wait()
+        reply = process.ask("time", STEP_LIMIT + 2 * plan.turn, steps=steps)
+        if "cannot" in reply or not cores.waits or cores.are_near():
+            break
+    return reply
 
 
 def summary(seconds: list[float]) -> Row:

@@ -45,6 +45,8 @@ METHOD = """## How it is measured
 
 - Every library runs in its own process, from the same weights and batch, with the same threads and cores. Processes
   take turns and are stopped in between. A figure is the median over all turns; compare figures within a row only.
+- Turns wait until both cores [share a cache](native.md#cores-without-a-common-cache), if they ever do; rows up to
+  2026-11-30 did not wait.
 - The losses of the first three steps are compared with PyTorch's before timing.
 - Batch normalization is in training mode, without dropout. The loss is cross-entropy (mean squared error for the
   diffusion network).

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import environments, page, peer_processes, printed_table, profiling
+from benchmarks import cores, environments, page, peer_processes, printed_table, profiling
 from benchmarks.flops import forward_flops
-from benchmarks.measure import disagreement, summary
+from benchmarks.measure import TRIES, Plan, _turn, disagreement, summary
 from benchmarks.peer_processes import Process
 from benchmarks.results import Result, load, save
 from benchmarks.roster import LESS_EXACT, PEERS, REAL_OURS, REAL_PEERS, YARDSTICK_FLOPS, Entry
@@ -89,6 +91,77 @@ def test_less_exact_peers_may_differ_more_and_take_part_only_if_named(monkeypatc
 def test_summary_is_the_median_and_the_quartiles() -> None:
     assert summary([3.0, 1.0, 2.0]) == {"step": 2.0, "quartiles": [1.0, 3.0], "steps": 3}
     assert summary([4.0]) == {"step": 4.0, "quartiles": [4.0, 4.0], "steps": 1}
+
+
+# --- cores ---------------------------------------------------------------------------------------------------
+
+
+def scripted(answers: list[bool], monkeypatch: pytest.MonkeyPatch, longest: float = 60.0) -> cores.Cores:
+    """Return cores that are near or not as told, the last answer again and again."""
+    monkeypatch.setattr(cores, "PAUSE", 0.0)
+    monkeypatch.setattr(cores, "LONGEST", longest)
+    monkeypatch.setattr(cores.Cores, "are_near", lambda self: answers.pop(0) if len(answers) > 1 else answers[0])
+    return cores.Cores(None)
+
+
+class Turns:
+    """A process that counts its turns."""
+
+    def __init__(self, reply: dict[str, object]) -> None:
+        self.reply, self.count = reply, 0
+
+    def ask(self, do: str, limit: float, **request: object) -> dict[str, object]:
+        self.count += 1
+        return self.reply
+
+
+@pytest.mark.parametrize(
+    ("answers", "turns"),
+    [
+        ([True, True], 1),
+        ([False, False, True, True], 1),  # waits before the turn
+        ([True, False, True, True], 2),  # apart at its end
+        ([True, False] * TRIES + [True], TRIES),
+    ],
+    ids=str,
+)
+def test_a_turn_is_repeated_if_the_cores_end_apart(
+    answers: list[bool], turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Turns({"seconds": [1.0]})
+    reply = _turn(process, 1, Plan(), scripted(answers, monkeypatch))  # type: ignore[arg-type]
+    assert reply == process.reply and process.count == turns
+
+
+def test_a_dead_process_has_no_further_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Turns({"cannot": "it ended"})
+    assert _turn(process, 1, Plan(), scripted([True, False, True], monkeypatch)) == process.reply  # type: ignore[arg-type]
+    assert process.count == 1
+
+
+def test_cores_that_never_share_a_cache_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = scripted([False], monkeypatch, longest=0.0)
+    never.wait()
+    assert not never.waits
+    never.wait()
+
+
+def test_without_a_compiler_cores_count_as_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    found = cores.Cores.compiled(tmp_path)
+    assert found.program is None and found.are_near()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="pins threads to cores, by a C program")
+def test_a_round_trip_between_cores_takes_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cores.Cores.compiled(tmp_path)
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this process has a single core")
+    answers = []
+    for limit in (0.0, 1e12):
+        monkeypatch.setattr(cores, "NEAR", limit)
+        answers.append(found.are_near())
+    assert answers == [False, True]
 
 
 # --- processes -----------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from gradgraph.backends.ort_native.native_norm import fold_activations
 from gradgraph.backends.ort_native.native_packed import multiply_stored
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.native_table import FORMS
+from gradgraph.backends.ort_native.native_transposes import transpose_by_kernel
 from gradgraph.passes.rewrites import Rewrite
 
 LOWERING = Lowering(
@@ -64,6 +65,7 @@ LOWERING = Lowering(
     last=(
         CHEAP,
         Rewrite(fuse_chains, "remaining connected elementwise nodes become one kernel"),
+        Rewrite(transpose_by_kernel, "earlier passes move and cancel Transposes"),
         SHOWN,
     ),
 )

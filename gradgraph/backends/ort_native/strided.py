@@ -51,14 +51,20 @@ class Strided:
         shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
-    def reshaped(self, shape: Sizes) -> Strided | None:
-        """Return this view reshaped to ``shape``; None if data would have to be moved."""
-        runs: list[tuple[int, int]] = []  # size and stride of each run
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Size and stride of each run: of axes that lie side by side, without those of size 1."""
+        runs: list[tuple[int, int]] = []
         for size, stride in zip(self.shape, self.strides, strict=True):
             if runs and size != 1 and runs[-1][1] == size * stride:
                 runs[-1] = runs[-1][0] * size, stride
             elif size != 1:
                 runs.append((size, stride))
+        return runs
+
+    def reshaped(self, shape: Sizes) -> Strided | None:
+        """Return this view reshaped to ``shape``; None if data would have to be moved."""
+        runs = self.runs
         strides, left, step = [], 1, 0
         for size in reversed(shape):
             if left == 1 and size != 1 and runs:
@@ -167,7 +173,7 @@ def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
     if node.domain != "" or sizes is None or given is None:
         return None
     if node.op_type == "Transpose":
-        perm = _permutation(node, len(given))
+        perm = permutation(node, len(given))
         return lambda view: view.transposed(perm)
     if node.op_type in RESHAPED:
         return lambda view: view.reshaped(sizes)
@@ -184,7 +190,8 @@ def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
     return None
 
 
-def _permutation(node: ir.Node, rank: int) -> list[int]:
+def permutation(node: ir.Node, rank: int) -> list[int]:
+    """Return the attribute ``perm`` of a Transpose of ``rank`` axes."""
     return list(attributes(node).get("perm", range(rank)[::-1]))
 
 
@@ -239,7 +246,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
     """Return the map from the output layout of ``node`` to its input layout; None unless it transposes or reshapes."""
     if node.domain == "" and node.op_type == "Transpose":
-        perm = _permutation(node, len(given))
+        perm = permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]
         return lambda view: view.transposed(inverse)
     if node.domain == "" and node.op_type in RESHAPED and sizes_of(node.outputs[0]) is not None:

@@ -6,7 +6,7 @@
 namespace gradgraph {
 
 extern const ort::CustomOp adam_update, momentum_update;
-extern const ort::CustomOp elementwise;
+extern const ort::CustomOp elementwise, permute;
 extern const ort::CustomOp layer_normalization_grad, softmax_grad;
 extern const ort::CustomOp batch_normalization, batch_normalization_grad, unscaled_batch_normalization_grad;
 extern const ort::CustomOp max_pool_grad;

@@ -7,7 +7,7 @@ using namespace gradgraph;
 namespace {
 
 const ort::CustomOp* const kOperators[] = {
-    &elementwise, &adam_update, &momentum_update, &layer_normalization_grad, &softmax_grad,
+    &elementwise, &permute, &adam_update, &momentum_update, &layer_normalization_grad, &softmax_grad,
     &batch_normalization, &batch_normalization_grad, &unscaled_batch_normalization_grad, &max_pool_grad,
     &matmul, &packed_matmul, &attention_op, &attention_grad, &packed_attention_grad, &lstm, &lstm_grad, &conv, &conv_grad_input, &conv_grad_weight,
     &depthwise_conv, &depthwise_conv_grad_input, &depthwise_conv_grad_weight, &depthwise_conv_grad,
