@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
+from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.library import DOMAIN, MOST_AXES
 from gradgraph.backends.ort_native.native_table import pays_here
 from gradgraph.backends.ort_native.strided import Strided, permutation, sizes_of
@@ -35,7 +36,7 @@ _POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 
 def transpose_by_kernel(model: ir.Model) -> None:
     """Replace the Transposes of the main graph that onnxruntime would execute as they are, in place."""
-    if not pays_here("transpose"):
+    if not pays_here("transpose") or library.here().has_tiles:  # not measured with AMX
         return
     computed = {v for v in model.graph.inputs if not v.is_initializer()}  # from inputs, so not folded
     moved = set[ir.Value]()  # to which onnxruntime may move a Transpose

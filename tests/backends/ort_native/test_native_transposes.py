@@ -12,10 +12,17 @@ from onnx import numpy_helper
 
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_native import ORT_NATIVE, native_transposes
+from gradgraph.backends.ort_native import ORT_NATIVE, library, native_transposes
 from tests.kit.native_node import run
 
 pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(autouse=True)
+def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor with AMX, onnxruntime transposes."""
+    monkeypatch.setattr(library.Library, "has_tiles", False)
+
 
 SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33)
 LARGEST = 60_000  # elements
@@ -102,6 +109,9 @@ def test_it_leaves_others_to_onnxruntime(body: str, sizes: str) -> None:
 
 
 def test_it_is_used_only_where_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.Library, "has_tiles", True)
+    assert transposes(f"{T} (x) {FLAT}") == ["Transpose"]
+    monkeypatch.setattr(library.Library, "has_tiles", False)
     monkeypatch.setattr(native_transposes, "pays_here", lambda family: False)
     assert transposes(f"{T} (x) {FLAT}") == ["Transpose"]
 
