@@ -14,7 +14,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.files.models import to_proto
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import RULES, Case, Rule, case, real
-from tests.kit.form_kit import gradient_of, one_call, problems_of_form, problems_of_rule
+from tests.kit.form_kit import gradient_of, lowered_with, one_call, problems_of_form, problems_of_rule
 from tests.kit.running import run
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.lowering.forms]
@@ -30,6 +30,18 @@ CASES = [
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_CPU, form) == []
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f.values[0].domain == ""])
+def test_a_form_of_a_standard_operator_accepts_inputs_of_unknown_rank(form: Form) -> None:
+    """Results of loops may have one."""
+    for one in form.cases:
+        model, _ = one_call(form.domain, form.op_type, one, unknown=False)
+        for i in range(len(model.graph.inputs)):
+            unknown = model.clone()
+            for value in (unknown.graph.inputs[i], *(y for node in unknown.graph for y in node.outputs)):
+                value.shape = None
+            lowered_with(unknown, ORT_CPU, form)
 
 
 @pytest.mark.sweep(0.001)

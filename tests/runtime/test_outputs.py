@@ -67,3 +67,13 @@ def test_an_output_that_is_an_input_has_its_numbers_in_every_batch() -> None:
     for number in range(3):
         x = np.full((4, 3), number, np.float32)
         assert np.array_equal(bound.compute({"x": x})["x"], x)
+
+
+def test_an_output_of_a_type_that_numpy_lacks_is_a_model_error() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (int4[n] y) '
+        "{ s = Constant <value_float = 0.5> ()  y = QuantizeLinear <output_dtype = 22> (x, s) }"
+    )
+    bound = ComputingSession(create_session(model, CPU), State([], CPU), ["y"])
+    with pytest.raises(ModelError, match="running the model failed: No corresponding Numpy type"):
+        bound.compute({"x": np.ones(4, np.float32)})

@@ -83,8 +83,9 @@ class ComputingSession(BoundSession):
             binding.bind_output(name, "cpu")
         with explained("running the model failed"):
             self.session.run_with_iobinding(binding)
+            arrays = [value.numpy() for value in binding.get_outputs()]  # an error for types that NumPy lacks
         # copied, since onnxruntime's memory changes with the next run
-        return {name: np.array(value.numpy()) for name, value in zip(self.outputs, binding.get_outputs(), strict=True)}
+        return {name: np.array(array) for name, array in zip(self.outputs, arrays, strict=True)}
 
 
 def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:

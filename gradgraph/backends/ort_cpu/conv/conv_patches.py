@@ -52,7 +52,8 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
     None if a size is unknown, or the layer has groups, output padding or an output shape, or is not supported
     (``_serves``).
     """
-    seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
+    seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
+    count = seen.spatial(y)
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None
     if not is_static((*count, *(w.shape or ()))) or attrs.get("group", 1) != 1:
