@@ -89,20 +89,9 @@ CLASSES = {
     "recurrence": ("LSTM", "GRU", "RNN", "Scan", "Loop"),
     "data moved": (
         *("Transpose", "Permute", "Reshape", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"),
-        *(
-            "Concat",
-            "Slice",
-            "Split",
-            "Pad",
-            "Tile",
-            "Expand",
-            "Cast",
-            "Identity",
-            "ReorderInput",
-            "ReorderOutput",
-            "Squeeze",
-        ),
-        *("Unsqueeze", "Flatten", "Resize", "DepthToSpace", "SpaceToDepth", "MemcpyToHost", "MemcpyFromHost"),
+        *("Concat", "Slice", "Split", "Pad", "Tile", "Expand", "Cast", "Identity", "ReorderInput", "ReorderOutput"),
+        *("Squeeze", "Unsqueeze", "Flatten", "Resize", "DepthToSpace", "SpaceToDepth", "MemcpyToHost"),
+        "MemcpyFromHost",
     ),
     "pools and sums": ("MaxPool", "AveragePool", "GlobalAveragePool", "MaxUnpool", "MaxPoolGrad", "CumSum"),
 }
