@@ -1,7 +1,10 @@
-"""Replacements for operators that have no float64 kernel in onnxruntime's CPU provider.
+"""Replacements for operators that onnxruntime's CPU provider cannot compute, or computes wrongly.
 
-A transformed model may contain one of them although the original runs: only its gradient may use the operator, or the
-original has an old opset, where onnxruntime expands the operator into its function body, unlike at opset 21.
+It has no float64 kernel for some. A transformed model may contain one of them although the original runs: only its
+gradient may use the operator, or the original has an old opset, where onnxruntime expands the operator into its
+function body, unlike at opset 21.
+
+It fuses a Transpose into a MatMul, and if such a stack of products has the inner size 0, leaves its output unwritten.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.shared_forms import scattered_winners
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import inputs_of, made_by
+from gradgraph.graph.shape_inference import shape_of
 from gradgraph.passes.normal.edit import Editor, calls_of
 
 
@@ -49,7 +54,7 @@ FLOAT64: dict[str, Callable[..., Var | None]] = {
 
 
 def write_missing_kernels(model: ir.Model) -> ir.Model:
-    """Replace float64 nodes that onnxruntime has no kernel for with equivalent nodes, in place; return ``model``."""
+    """Replace nodes that onnxruntime cannot compute with equivalent nodes, in place; return ``model``."""
     editor = Editor(model)
     for op_type, write in FLOAT64.items():
         for node in calls_of(model, op_type):
@@ -60,4 +65,19 @@ def write_missing_kernels(model: ir.Model) -> ir.Model:
             written = write(editor.op, *map(editor.op.wrap, node.inputs), **attributes)
             if written is not None:
                 editor.replace(node, written)
+    for node in filter(_may_stay_unwritten, calls_of(model, "MatMul")):
+        a, b = map(editor.op.wrap, inputs_of(node))
+        editor.replace(node, editor.op.Where(editor.op.Equal(editor.op.dim(a, -1), 0), 0.0, a @ b))
     return model
+
+
+def _may_stay_unwritten(product: ir.Node) -> bool:
+    """Return whether a stack of products with a transposed factor may have the inner size 0, but elements.
+
+    Axes of unknown size may all have the inner size, as in attention, and the output would be empty, too.
+    """
+    factors, sizes = inputs_of(product), shape_of(product.outputs[0])
+    inner = (shape_of(factors[0]) or (1,))[-1]
+    if sizes is None or len(sizes) < 3 or not any(made_by(x, "Transpose") for x in factors):
+        return False
+    return (inner == 0 or not isinstance(inner, int)) and inner not in sizes and None not in sizes

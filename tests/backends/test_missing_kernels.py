@@ -81,3 +81,30 @@ def test_what_is_written_instead_is_the_same_function(op_type: str) -> None:
     second = ort.InferenceSession(gg.vjp(made, outputs="x.grad", wrt="x", allow_unused=True).SerializeToString())
     cotangents = {i.name: np.ones(31) for i in second.get_inputs() if "cotangent" in i.name}
     assert all(np.isfinite(value).all() for value in second.run(None, {**feeds, **cotangents}))
+
+
+@pytest.mark.parametrize("backend", ["portable", "ort-cpu"])
+@pytest.mark.parametrize(
+    ("inputs", "product"),
+    [
+        ("float[2, n, 6] x, float[2, 6, 5] w", "MatMul (x, w)"),
+        ("float[3, 2, n, 6] x, float[1, 6, 5] w", "MatMul (x, w)"),
+        ("float[2, 6, n] x, float[2, 5, 6] w", "MatMul (w, x)"),
+        ("float[2, n, 6] x, float[2, 6, 5] w", 'Einsum <equation = "bnk,bkm->bnm"> (x, w)'),
+        ("float[n, 2, 6] x, float[2, 6, 5] w", 'Einsum <equation = "nbk,bkm->nbm"> (x, w)'),
+    ],
+)
+def test_a_sum_without_terms_is_zero(inputs: str, product: str, backend: str) -> None:
+    """onnxruntime leaves the output of a Transpose and a MatMul unwritten if there are no terms to add."""
+    body = f"y = {product} z = Mul (y, y) loss = ReduceSum <keepdims = 0> (z)"
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => (float loss) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    made = gg.value_and_grad(model, wrt="w", backend=backend)
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    shapes = {i.name: i.shape for i in session.get_inputs()}
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=shapes["w"]).astype(np.float32)
+    for _ in range(20):  # the memory that is not written must contain other numbers
+        some, none = (rng.normal(size=[n if d == "n" else d for d in shapes["x"]]).astype(np.float32) for n in (40, 0))
+        assert session.run(None, {"x": some, "w": w})[1].any()
+        assert not session.run(None, {"x": none, "w": w})[1].any()
