@@ -1,6 +1,6 @@
-"""Softmax and cross-entropy per pixel: few classes, not on the last axis.
+"""Softmax and cross-entropy per pixel: few classes, not on the last axis; and Softmax of masked rows.
 
-onnxruntime's LogSoftmax transposes the classes to the end and back, and its ScatterElements runs on one thread.
+onnxruntime's LogSoftmax transposes the classes to the end and back, and its ScatterElements and Where run on one thread.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.nodes import made_by
 from gradgraph.rules.registry import case, real, uniform
 
 MOST_CLASSES = 64  # maximum number of classes for which passes over all of them pay
@@ -46,6 +47,23 @@ def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:
         return None
     centred = x - op.ReduceMax(x, [axis], keepdims=1)
     return centred - op.Log(op.ReduceSum(op.Exp(centred), [axis], keepdims=1))
+
+
+_GUARD = "zero = Constant <value = real {0.0}> () p = Softmax (x0) n = IsNaN (p) y0 = Where (n, zero, p)"
+
+
+@form("Where", case(np.array([[-np.inf] * 3, [-np.inf, 0.0, 1.0], [0.0, np.nan, 1.0], [0.0, -200.0, 1.0]]), graph=_GUARD))
+def above_threshold(op: Builder, is_nan: Var, zero: Var, p: Var) -> Var | None:
+    """Compute ``Where(IsNaN(p), 0, p)`` of a Softmax, as in PyTorch's attention, by a ThresholdedRelu at 0.
+
+    NaN is not above 0, and no probability is below. For 24 x 512 x 512 numbers, this takes 0.9 to 1.3 ms, and Where
+    7.8 ms. None for other nodes.
+    """
+    asked, given = made_by(is_nan.value, "IsNaN"), zero.const
+    if asked is None or asked.inputs[0] is not p.value or made_by(p.value, "Softmax") is None or given is None:
+        return None
+    is_zero = given.size == 1 and not given.any() and given.ndim <= p.rank
+    return op.ThresholdedRelu(p, alpha=0.0) if is_zero and p.value.dtype == ir.DataType.FLOAT else None
 
 
 @form(
