@@ -3,7 +3,7 @@
     python -m benchmarks.kernels                          print ratios for all small networks
     python -m benchmarks.kernels mobilenetv2 gpt --save   and merge them into docs/how-it-works/native.json
 
-Only the forms that a Trainer would use are timed, with ``--all`` also the others. A node is timed by itself, in two
+Only the kernels that a Trainer would use are timed, with ``--all`` also the others. A node is timed by itself, in two
 sessions that take turns: with the native kernel, and in the form used without native kernels. With one thread, the
 default, the clock is the processor time of that thread, so a busy machine hardly matters. Rewrites of several nodes
 (attention, fused activations, chains) are not timed here; ``benchmarks.run`` times whole steps.
@@ -15,6 +15,9 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,12 +29,15 @@ from benchmarks import networks
 from benchmarks.results import DOCS
 from benchmarks.workloads import ALL, WORKLOADS
 from gradgraph.backends import BACKENDS
-from gradgraph.backends.engine import lower, opened
-from gradgraph.backends.forms import Call, Form
+from gradgraph.backends.engine import lower, lowered, opened
+from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.conv.conv_sequences import write_images
+from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.backends.ort_native.native_transposes import is_faster, view_of, write_kernel
 from gradgraph.files.models import to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.graph.builder import Builder
+from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.shapes import all_sizes
 from gradgraph.machine.hardware import levels_in_use, processor
 from gradgraph.passes.normal.edit import nodes_of
@@ -57,14 +63,13 @@ def main() -> None:
     seen: set[str] = set()
     rows = []
     for name in arguments.workloads or WORKLOADS:
-        for node, form in native_nodes(step_of(name), seen):
-            if not (arguments.all or form.when(Call.of(Builder(), node))):
+        step = step_of(name)
+        for candidate in chain(native_nodes(step, seen), transposes(step, seen)):
+            if not (arguments.all or candidate.used):
                 continue
-            rows.append(row := {"workload": name, **timed(node, form, arguments.threads)})
-            print(
-                f"{name:12} {row['ratio']:6.2f} {'used' if row['used'] else '-':5} {form.name} {row['sizes']}",
-                flush=True,
-            )
+            rows.append(row := {"workload": name, **timed(candidate, arguments.threads)})
+            used = "used" if row["used"] else "-"
+            print(f"{name:12} {row['ratio']:6.2f} {used:5} {row['form']} {row['sizes']}", flush=True)
     if arguments.save:
         save(rows, arguments.threads)
 
@@ -81,25 +86,62 @@ def step_of(name: str) -> ir.Model:
     return write_images(opened(step.train, {}))
 
 
-def native_nodes(model: ir.Model, seen: set[str]) -> Iterator[tuple[ir.Node, Form]]:
+@dataclass(frozen=True)
+class Candidate:
+    """A node that a native kernel can compute.
+
+    Attributes:
+        node: of a model for onnxruntime alone.
+        form: the name of the form, or of the rewrite, that inserts the kernel.
+        used: whether a Trainer uses the kernel for these sizes.
+        write: inserts the kernel into a model with only this node, in place.
+    """
+
+    node: ir.Node
+    form: str
+    used: bool
+    write: Callable[[ir.Model], object]
+
+
+def native_nodes(model: ir.Model, seen: set[str]) -> Iterator[Candidate]:
     """Yield each node with a native form that supports it, once for all equal calls; ``seen`` is updated."""
     op = Builder()
     forms = BACKENDS[NATIVE].lowering.forms
     for node in nodes_of(model):
         for form in forms.of(node):
-            key = f"{form.name} {Call.of(op, node).key}"
+            call = Call.of(op, node)
+            key = f"{form.name} {call.key}"
             if key not in seen and can_stand_alone(node) and serves(form, node):
                 seen.add(key)
-                yield node, form
+                write = partial(lower, backend=BACKENDS[NATIVE], choose=choice_of(form, key_of(node)))
+                yield Candidate(node, form.name, bool(form.when(call)), write)
 
 
-def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
-    """Return the row of a node and a native form: its call, the time of both sessions in ms, and their ratio."""
+def transposes(model: ir.Model, seen: set[str]) -> Iterator[Candidate]:
+    """Yield each Transpose of the lowered ``model``, once for all equal calls; both are updated.
+
+    Not those that onnxruntime moves or fuses into others.
+    """
+    lowered(model, BACKENDS[NATIVE])
+    for node in model.graph:
+        used = key_of(node) == (DOMAIN, "Permute")
+        if not (used or is_standard(node, "Transpose")) or node.inputs[0].dtype != ir.DataType.FLOAT:
+            continue
+        node.domain, node.op_type = "", "Transpose"
+        view, key = view_of(node), f"transpose {Call.of(Builder(), node).key}"
+        if key not in seen and view is not None and used == is_faster(view):
+            seen.add(key)
+            yield Candidate(node, "transpose", used, lambda alone: write_kernel(alone, next(iter(alone.graph))))
+
+
+def timed(candidate: Candidate, threads: int) -> dict[str, Any]:
+    """Return the row of a candidate: its call, the time of both sessions in ms, and their ratio."""
     clock = time.thread_time if threads == 1 else time.perf_counter
+    node = candidate.node
     call = Call.of(Builder(), node)
     models = {name: model_of_node(node) for name in (STOCK, NATIVE)}
     lower(models[STOCK], BACKENDS[STOCK])
-    lower(models[NATIVE], BACKENDS[NATIVE], choice_of(form, key_of(node)))
+    candidate.write(models[NATIVE])
     runs = {name: runner(model, name, threads) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     while (count := len(times[NATIVE])) < FEWEST or (count < MOST and sum(times[STOCK]) < SECONDS):
@@ -110,7 +152,7 @@ def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
     stock, native = (min(times[name]) for name in (STOCK, NATIVE))
     sizes = [None if x is None else list(all_sizes(x.shape) or ()) for x in call.inputs]
     return {
-        "form": form.name,
+        "form": candidate.form,
         "operator": node.op_type,
         "domain": node.domain,
         "sizes": sizes,
@@ -118,7 +160,7 @@ def timed(node: ir.Node, form: Form, threads: int) -> dict[str, Any]:
         "stock": round(stock * 1e3, 4),
         "native": round(native * 1e3, 4),
         "ratio": round(native / stock, 3),
-        "used": bool(form.when(call)),
+        "used": candidate.used,
     }
 
 

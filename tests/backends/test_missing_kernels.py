@@ -95,7 +95,7 @@ def test_what_is_written_instead_is_the_same_function(op_type: str) -> None:
     ],
 )
 def test_a_sum_without_terms_is_zero(inputs: str, product: str, backend: str) -> None:
-    """onnxruntime leaves the output of a Transpose and a MatMul unwritten if there are no terms to add."""
+    """A Transpose and a MatMul in onnxruntime leave their output unwritten if there are no terms to add."""
     body = f"y = {product} z = Mul (y, y) loss = ReduceSum <keepdims = 0> (z)"
     text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => (float loss) {{ {body} }}'
     model = onnx.parser.parse_model(text)

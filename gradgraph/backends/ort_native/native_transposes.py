@@ -1,10 +1,12 @@
 """Transposes by a kernel that divides the output among threads (``kernels/permute.cc``).
 
-onnxruntime divides each image among its threads, and convolutions divide the images. On two cores without a common
-cache, a Transpose therefore takes 3 to 4 times as long as on cores with one.
+onnxruntime divides a matrix among its threads, but not a stack of matrices, while convolutions divide the images. On
+two cores without a common cache, such a Transpose therefore takes 3 to 4 times as long as on cores with one.
 
 onnxruntime folds a Transpose of constants, fuses it into a product, or moves it to another one, where the two cancel.
 The kernel replaces only those that stay.
+
+With one thread, some take up to 1.14 times as long (AVX512; AVX2 1.43).
 
 Measured on an AMD EPYC (Zen 4), two threads, native steps with the kernel over those without: EfficientNet-B0 0.90,
 ConvNeXt 0.96, MobileNetV3-small 0.98, ResNet-18 0.99; on cores without a common cache EfficientNet-B0 0.86,
@@ -28,7 +30,7 @@ from gradgraph.graph.nodes import inputs_of, is_standard, made_by
 from gradgraph.rules.registry import key_of
 
 LEAST = 1 << 12  # elements; with fewer, what a session spends on each node decides
-SHORTEST = 8  # elements of the runs that are read and written; onnxruntime moves shorter ones in up to half the time
+SHORTEST = 16  # elements of the runs that are read and written: a side of a tile
 _PRODUCTS = (("", "MatMul"), ("", "Gemm"), (CONTRIB, "FusedMatMul"))
 _LAYERS = ("Conv", "ConvTranspose")
 _POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
@@ -48,22 +50,34 @@ def transpose_by_kernel(model: ir.Model) -> None:
             if not _stops(node) and any(v in moved for v in given):
                 moved.update(node.outputs)
         elif given[0] in computed and given[0] not in moved and _fits(node) and _stays(node):
-            node.attributes["perm"] = ir.AttrInt64s("perm", permutation(node, len(given[0].shape or ())))
-            node.domain, node.op_type = DOMAIN, "Permute"
-            model.opset_imports.setdefault(DOMAIN, 1)
+            write_kernel(model, node)
         else:
             moved.update(node.outputs)
 
 
-def _fits(node: ir.Node) -> bool:
-    """Return whether the kernel supports the node and is at least as fast."""
-    x, view = inputs_of(node)[0], _view(node)
-    if x.dtype != ir.DataType.FLOAT or view is None or len(view.shape) > MOST_AXES or math.prod(view.shape) < LEAST:
-        return False
+def write_kernel(model: ir.Model, node: ir.Node) -> None:
+    """Make a Transpose of ``model`` a call of the kernel, in place."""
+    node.attributes["perm"] = ir.AttrInt64s("perm", permutation(node, len(inputs_of(node)[0].shape or ())))
+    node.domain, node.op_type = DOMAIN, "Permute"
+    model.opset_imports.setdefault(DOMAIN, 1)
+
+
+def is_faster(view: Strided) -> bool:
+    """Return whether the kernel computes a Transpose with this output, a view of its input, at least as fast.
+
+    Measured with two threads (``docs/how-it-works/native.json``).
+    """
+    if len(view.shape) > MOST_AXES or math.prod(view.shape) < LEAST or len(view.runs) <= 2:
+        return False  # onnxruntime divides matrices among threads, too
     return min(view.runs[-1][0], *(size for size, stride in view.runs if stride == 1)) >= SHORTEST
 
 
-def _view(node: ir.Node) -> Strided | None:
+def _fits(node: ir.Node) -> bool:
+    view = view_of(node)
+    return inputs_of(node)[0].dtype == ir.DataType.FLOAT and view is not None and is_faster(view)
+
+
+def view_of(node: ir.Node) -> Strided | None:
     """Return the output of a Transpose as a view of its input."""
     sizes = sizes_of(node.inputs[0])
     return None if sizes is None else Strided.whole(sizes).transposed(permutation(node, len(sizes)))
@@ -84,7 +98,7 @@ def _readers_behind_reshapes(node: ir.Node) -> Iterator[ir.Node]:
 
     It can if what they return is still a view of its input.
     """
-    waiting = [(node.outputs[0], _view(node))]
+    waiting = [(node.outputs[0], view_of(node))]
     while waiting:
         value, view = waiting.pop()
         for reader, _ in value.uses():

@@ -13,6 +13,8 @@ import pytest
 import gradgraph.backends.ort_native.native_lowering  # noqa: F401  (fills the table of forms)
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_native.native_table import FORMS
+from gradgraph.backends.ort_native.native_transposes import is_faster
+from gradgraph.backends.ort_native.strided import Strided
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.schemas import attributes_without_schema
 from gradgraph.machine.hardware import levels_in_use
@@ -49,6 +51,8 @@ def test_decisions_are_those_that_were_measured() -> None:
 
 
 def _is_used(row: dict[str, Any]) -> bool:
+    if row["operator"] == "Transpose":
+        return is_faster(Strided.whole(tuple(row["sizes"][0])).transposed(row["attributes"]["perm"]))
     inputs = [
         None if sizes is None else ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(sizes))
         for i, sizes in enumerate(row["sizes"])

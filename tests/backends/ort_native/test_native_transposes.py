@@ -76,7 +76,7 @@ SPLIT = "s = Constant <value_ints = [2, 4, 64, 32]> () z = Reshape (t, s)"
 
 def test_it_replaces_transposes_whose_result_is_reshaped() -> None:
     assert transposes(f"{T} (x) {FLAT}") == ["Permute"]
-    assert transposes(f"t = Transpose (x) {FLAT}") == ["Permute"]  # its axes in reverse
+    assert transposes(f"t = Transpose (x) {FLAT}", "float[16, 16, 64] x") == ["Permute"]  # its axes in reverse
     rows = "s = Constant <value_ints = [512, 32]> () r = Reshape (t, s) y = MatMul (r, q)"  # no view of x
     assert transposes(f"{T} (x) {rows}", "float[8, 32, 64] x, float[32, 5] q") == ["Permute"]
 
@@ -98,11 +98,13 @@ def test_it_replaces_transposes_whose_result_is_reshaped() -> None:
         (f"{T} (x) {FLAT}", "float[8, 32, n] x"),
         (f"{T} (x) {FLAT}", "float16[8, 32, 64] x"),
         (f"{T} (x) {FLAT.replace('2048', '8')}", "float[8, 2, 4] x"),
-        (f"{T} (x) {FLAT.replace('2048', '6000')}", "float[8, 2000, 3] x"),
+        (f"{T} (x) {FLAT.replace('2048', '30000')}", "float[8, 2000, 15] x"),
+        (f"t = Transpose (x) {FLAT}", "float[256, 64] x"),
+        (f"{T} (x) {FLAT}", "float[1, 256, 64] x"),
     ],
     ids=["product", "fused product", "product behind a Reshape", "Transpose behind a Reshape", "elementwise",
          "two readers", "Transpose before", "weight", "constant", "pool", "open size", "float16", "small",
-         "short runs"],
+         "short runs", "matrix", "matrix of three axes"],
 )  # fmt: skip
 def test_it_leaves_others_to_onnxruntime(body: str, sizes: str) -> None:
     assert "Permute" not in transposes(body, sizes)

@@ -51,16 +51,7 @@ inline void tile(const float* in, size_t from, float* out, size_t to, size_t row
   constexpr size_t kHalf = 8;
   size_t full_rows = rows / kHalf * kHalf, full_count = count / kHalf * kHalf;
   for (size_t i = 0; i < full_count; i += kHalf) {
-    for (size_t j = 0; j < full_rows; j += kHalf) {
-      __m256i r[kHalf];
-      for (size_t k = 0; k < kHalf; ++k) {
-        r[k] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + (i + k) * from + j));
-      }
-      transpose(r);
-      for (size_t k = 0; k < kHalf; ++k) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (j + k) * to + i), r[k]);
-      }
-    }
+    for (size_t j = 0; j < full_rows; j += kHalf) transpose(in + i * from + j, from, out + j * to + i, to);
   }
   for (size_t j = 0; j < rows; ++j) {
     for (size_t i = j < full_rows ? full_count : 0; i < count; ++i) out[j * to + i] = in[i * from + j];
@@ -112,18 +103,17 @@ struct Permute {
     for (size_t i = 0; i < rank; ++i) pieces *= parts(i);
     const size_t each = std::min(kRun, last.size) * std::min(step[other], axes[other].size);
     context.parallel(pieces, std::max<size_t>(1, kGrain / each), [&](size_t begin, size_t end) {
+      std::array<size_t, kMaxRank> at{};  // the first element of the piece, by axis
+      for (size_t i = rank, left = begin; i-- > 0; left /= parts(i)) at[i] = left % parts(i) * step[i];
       for (size_t piece = begin; piece < end; ++piece) {
         const float* in = x;
         float* out = y;
-        size_t left = piece, count = 0, lines = 1;
-        for (size_t i = rank; i-- > 0;) {
-          const size_t at = left % parts(i) * step[i];
-          left /= parts(i);
-          in += at * axes[i].from;
-          out += at * axes[i].to;
-          if (i + 1 == rank) count = std::min(kRun, axes[i].size - at);
-          else if (i == other) lines = std::min(step[i], axes[i].size - at);
+        for (size_t i = 0; i < rank; ++i) {
+          in += at[i] * axes[i].from;
+          out += at[i] * axes[i].to;
         }
+        const size_t count = std::min(kRun, last.size - at[rank - 1]);
+        const size_t lines = rank == 1 ? 1 : std::min(step[other], axes[other].size - at[other]);
         if (copies) {
           for (size_t j = 0; j < lines; ++j) std::copy_n(in + j * axes[other].from, count, out + j * axes[other].to);
         } else {
@@ -134,6 +124,7 @@ struct Permute {
             }
           }
         }
+        for (size_t i = rank; i-- > 0 && (at[i] += step[i]) >= axes[i].size;) at[i] = 0;
       }
     });
   }
