@@ -5,7 +5,8 @@
 
 Only the kernels that a Trainer would use are timed, with ``--all`` also the others. A node is timed by itself, in two
 sessions that take turns: with the native kernel, and in the form used without native kernels. With one thread, the
-default, the clock is the processor time of that thread, so a busy machine hardly matters. Rewrites of several nodes
+default, the clock is the processor time of that thread, so a busy machine hardly matters; Transposes, whose kernel
+divides work that onnxruntime does not, are timed with ``--threads 2``. Rewrites of several nodes
 (attention, fused activations, chains) are not timed here; ``benchmarks.run`` times whole steps.
 """
 

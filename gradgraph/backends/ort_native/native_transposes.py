@@ -7,8 +7,8 @@ onnxruntime folds a Transpose of constants, fuses it into a product, or moves it
 The kernel replaces only those that stay.
 
 The Transposes of a step take 0.62 to 0.97 of onnxruntime's time with AVX512, and 0.55 to 1.25 with AVX2 (CNN and LSTM
-more than 1.1), if their inputs are not in the second-level cache. With one thread and inputs in this cache, single ones
-take up to 1.14 times as long with AVX512.
+more than 1.1, so it is not used there), if their inputs are not in the second-level cache. With one thread and inputs
+in this cache, single ones take up to 1.14 times as long with AVX512.
 
 Measured on an AMD EPYC (Zen 4), two threads, native steps with the kernel over those without: EfficientNet-B0 0.90,
 ConvNeXt 0.96, MobileNetV3-small 0.98, ResNet-18 0.99; on cores without a common cache EfficientNet-B0 0.86,
