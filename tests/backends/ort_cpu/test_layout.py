@@ -81,6 +81,12 @@ def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Any:
     return OPERATORS["MaxPoolGrad"].call(op, dy, x, **attrs)
 
 
+def turned(op: Builder, dy: Var, w: Var) -> Any:
+    """The input gradient of a convolution with 1x1 kernels ``w``."""
+    x = ir.Value(name="x", type=FLOAT, shape=ir.Shape([dy.dim(0), w.dim(1), *(dy.shape or ())[2:]]))
+    return OPERATORS["ConvGradInput"].call(op, dy, w, op.wrap(x))
+
+
 FLOOR = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
@@ -136,6 +142,13 @@ CASES: dict[str, tuple[Between, list[Any]]] = {
     "mean backwards": (
         lambda op, x, c: op.Relu(x) + op.Reshape(c, [3, C, 1, 1]) * np.full([1, 1, 6, 5], 1 / 30, np.float32),
         [X, (3, C)],
+    ),
+    "1x1 kernels": (lambda op, x, w, b: op.Conv(x, op.Reshape(w, [BLOCK, C, 1, 1]), b), [X, (BLOCK, C), (BLOCK,)]),
+    "1x1 kernels, wider": (lambda op, x, w: op.Relu(op.Conv(x, op.Reshape(w, [3 * C, C, 1, 1]))), [X, (3 * C, C)]),
+    "1x1 kernels backwards": (lambda op, dy, w: turned(op, dy, op.Reshape(w, [C, BLOCK, 1, 1])), [X, (C, BLOCK)]),
+    "1x1 kernels backwards, wider": (
+        lambda op, dy, w: turned(op, dy, op.Reshape(w, [C, 3 * C, 1, 1])),
+        [X, (C, 3 * C)],
     ),
     "resize": (lambda op, x: resize(op, x, scales(1, 1, 2, 3), **FLOOR), [X]),
     "resize to sizes": (lambda op, x: resize(op, x, None, np.array([3, C, 12, 10]), mode="nearest"), [X]),
@@ -219,6 +232,17 @@ ODD: dict[str, tuple[Between, list[Any]]] = {
         lambda op, x: resize(op, x, scales(1, 1, 3, 3), mode="nearest", nearest_mode="floor"),
         [X],
     ),
+    "1x1 kernels of half a block": (
+        lambda op, x, w: op.Conv(x, op.Reshape(w, [BLOCK // 2, C, 1, 1])),
+        [X, (BLOCK // 2, C)],
+    ),
+    "1x1 kernels by 2": (lambda op, x, w: op.Conv(x, op.Reshape(w, [C, C, 1, 1]), strides=[2, 2]), [X, (C, C)]),
+    "1x1 kernels, padded": (lambda op, x, w: op.Conv(x, op.Reshape(w, [C, C, 1, 1]), pads=[0, 1, 0, 0]), [X, (C, C)]),
+    "1x1 kernels in groups": (
+        lambda op, x, w: op.Conv(x, op.Reshape(w, [C, BLOCK, 1, 1]), group=2),
+        [X, (C, BLOCK)],
+    ),
+    "1x1 kernels of open images": (lambda op, x, w: op.Conv(x, op.Reshape(w, [C, C, 1, 1])), [OPEN, (C, C)]),
     "over channels": (lambda op, x: op.Softmax(x, axis=1), [X]),
     "parts of blocks": (lambda op, x: op.Split(x, [1, C - 1], axis=1, outputs=2), [X]),
     "rows joined": (lambda op, x, y: op.Concat(x, y, axis=2), [X, X]),

@@ -5,6 +5,7 @@ blocked tensor is [N, C/b, H, W, b], so
 
 - elementwise operators apply directly;
 - images, blocks of channels, rows and columns are contiguous: they are concatenated, sliced and padded through a view;
+- a convolution with 1x1 kernels, elsewhere a product per image, is a blocked convolution;
 - a product with one factor per channel is a depthwise convolution with one tap; for one factor per channel and image,
   all images are first merged into one; a sum over an image is a depthwise convolution with a tap per pixel, whose
   weight [C, 1, H, W] has the layout of an image.
@@ -23,7 +24,10 @@ import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked import pool_by_axis
-from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
+from gradgraph.backends.ort_cpu.conv import conv_pointwise
+from gradgraph.backends.ort_cpu.conv.conv_blocks import blocked_weights, convolution, turned_weights
+from gradgraph.backends.ort_cpu.conv.conv_table import layer_of
+from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_cpu.linear_forms import FEWEST_ROWS
 from gradgraph.backends.ort_cpu.norm_forms import is_of_batch
 from gradgraph.backends.ort_operators import BLOCKED, kernel
@@ -56,11 +60,13 @@ class BlockedForm:
         write: writes its nodes, and returns the outputs.
         when: whether it supports a call.
         saves: the number of passes over the (largest) tensor that it saves, compared with the plain node.
+        waits: whether a node gets no other form before layouts are chosen.
     """
 
     write: Writes
     when: Callable[[Call], bool]
-    saves: float
+    saves: Callable[[Call], float]
+    waits: Callable[[ir.Node], bool]
 
 
 class BlockedForms:
@@ -71,20 +77,27 @@ class BlockedForms:
         self._extends = extends
 
     def add(
-        self, *op_types: str, when: Callable[[Call], bool], saves: float = 0.0, domain: str = ""
+        self,
+        *op_types: str,
+        when: Callable[[Call], bool],
+        saves: float | Callable[[Call], float] = 0.0,
+        waits: Callable[[ir.Node], bool] = lambda node: True,
+        domain: str = "",
     ) -> Callable[[Writes], Writes]:
         """Return a decorator that adds a form of the operators ``op_types``, with fields of :class:`BlockedForm`."""
+        passes = saves if callable(saves) else lambda call: saves
 
         def register(write: Writes) -> Writes:
             for op_type in op_types:
-                self._rows.setdefault((domain, op_type), []).append(BlockedForm(write, when, saves))
+                self._rows.setdefault((domain, op_type), []).append(BlockedForm(write, when, passes, waits))
             return write
 
         return register
 
     def knows(self, node: ir.Node) -> bool:
-        """Return whether there is a form for the operator of ``node``."""
-        return key_of(node) in self._rows or (self._extends is not None and self._extends.knows(node))
+        """Return whether there is a form for which ``node`` waits."""
+        own = any(form.waits(node) for form in self._rows.get(key_of(node), ()))
+        return own or (self._extends is not None and self._extends.knows(node))
 
     def of(self, call: Call) -> BlockedForm | None:
         """Return the first NCHWc form that supports ``call``, or None if no form does."""
@@ -209,6 +222,52 @@ def _is_of_known_size(x: Var) -> bool:
 
 def _dims(x: Var) -> list[int]:
     return sizes_or(x.shape, -1)
+
+
+# --- 1x1 kernels ---------------------------------------------------------------------------------------------
+
+
+def _pointwise(call: Call) -> Layer | None:
+    """Return the layer of a Conv with 1x1 kernels, or of its input gradient, if both images fit NCHWc; else None."""
+    conv, (image, *_), (result,) = layer_of(call), call.node.inputs, call.node.outputs
+    if conv is None or conv.seen.rank != 2 or not conv.images or not conv_pointwise.serves(conv):
+        return None
+    return conv if image is not None and fits(image) and fits(result) else None
+
+
+def _is_pointwise(call: Call) -> bool:
+    return _pointwise(call) is not None
+
+
+def _awaits_layout(node: ir.Node) -> bool:
+    return _is_pointwise(Call.of(Builder(), node))
+
+
+def _passes_saved(call: Call) -> float:
+    """Return how many passes over the larger image a blocked convolution saves, compared with products per image.
+
+    For 8 and 32 images of 16 to 2048 channels and 7 to 112 px, it takes 0.7 to 0.95 of the time, with AVX2 and AVX512:
+    each channel of the smaller image saves 1/200 of a pass. A product also packs the image that it reads, in half a
+    pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2 and ResNet-50 0.96, V3-small
+    0.98, EfficientNet-B0 0.99.
+    """
+    images = (call.node.inputs[0], call.node.outputs[0])
+    read, written = (sizes_or((shape_of(v) or ())[1:2], 0)[0] for v in images if v is not None)
+    return min(read, written) / 200 + (0.5 if read > written else 0.0)
+
+
+@in_blocks("Conv", when=_is_pointwise, saves=_passes_saved, waits=_awaits_layout)
+def pointwise(op: Builder, call: Call) -> Written:
+    conv, (x, w, *b) = _pointwise(call), inputs_of(call)
+    assert conv is not None
+    return convolution(op, x, blocked_weights(op, w, conv), b[0] if b else None, POINT, 1)
+
+
+@in_blocks("ConvGradInput", domain=DOMAIN, when=_is_pointwise, saves=_passes_saved, waits=_awaits_layout)
+def pointwise_dx(op: Builder, call: Call) -> Written:
+    conv, (dy, w, _) = _pointwise(call), inputs_of(call)
+    assert conv is not None
+    return convolution(op, dy, turned_weights(op, w, conv, np.zeros(1, int), POINT), None, POINT, 1)
 
 
 # --- windows -------------------------------------------------------------------------------------------------

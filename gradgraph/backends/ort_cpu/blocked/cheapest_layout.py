@@ -36,9 +36,9 @@ def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
         return
     editor = Editor(model)
     known = (n for n in model.graph if any(map(fits, _values(n))) and rows.knows(n))
-    found = ((n, rows.of(Call.of(editor.op, n))) for n in known)
-    forms = {node: form for node, form in found if form is not None}
-    chosen = _cheapest(forms)
+    calls = [Call.of(editor.op, n) for n in known]
+    forms = {call.node: form for call in calls if (form := rows.of(call)) is not None}
+    chosen = _cheapest({call.node: forms[call.node].saves(call) for call in calls if call.node in forms})
     with editor.replacing_many():
         for node in [n for n in model.graph if n in chosen]:
             _write_blocked(editor, node, forms[node])
@@ -59,17 +59,17 @@ def _values(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *node.outputs) if v is not None]
 
 
-def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
-    """Return the nodes that should compute in NCHWc, by a minimum cut."""
+def _cheapest(forms: Mapping[ir.Node, float]) -> set[Hashable]:
+    """Return the nodes that should compute in NCHWc, by a minimum cut; ``forms`` maps them to the passes it saves."""
     network = Network()
-    for node, form in forms.items():
-        network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
+    for node, passes in forms.items():
+        network.add(_BLOCKS, node, int(passes * max(_elements(v) for v in _values(node) if fits(v))))
     for value in dict.fromkeys(v for node in forms for v in _values(node) if fits(v)):
         _add_reorders(network, value, forms)
     return network.source_side(_BLOCKS, _PLAIN)
 
 
-def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
+def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, float]) -> None:
     """Add the cost of reordering ``value`` to ``network``, incurred if any node reads it in the other layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
@@ -81,7 +81,7 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
         network.add(reader, ("into blocks", value), NEVER)
 
 
-def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
+def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, float]) -> ir.Node | str:
     """Return the layout in which ``node`` computes, or ``node`` itself if it has an NCHWc form and may use either."""
     if node is not None and node in forms:
         return node

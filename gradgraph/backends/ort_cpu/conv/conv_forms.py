@@ -7,7 +7,8 @@
 | dw | rows in blocks, or a Scan over images  | images innermost    | product per image  | blocked   |
 
 Maps of few windows are also tiled where whole tiles save enough (4 and 7 pixels high). Sequences (images of height 1)
-are blocked, too; their dw is computed tap by tap (``conv_taps``) or in a Scan.
+are blocked, too; their dw is computed tap by tap (``conv_taps``) or in a Scan. Layers with 1x1 kernels are blocked
+next to blocked nodes (``blocked/blocked_forms``).
 
 The docstring of each form says where it is worth using. Times were measured with onnxruntime 1.31 on two AVX512 cores,
 relative to PyTorch 2.13, float32, 8 to 64 images. Numbers of windows count one image, and numbers of channels count x,
