@@ -10,7 +10,7 @@ form = FORMS.add
 
 # The lowest level of processors (``gradgraph.machine.hardware.LEVELS``) at which kernels of a family were measured to
 # be faster than the forms without them; "" for any (``docs/how-it-works/native.md``, section Depthwise convolutions).
-LEAST_LEVEL = {"depthwise convolution": "avx2", "batch normalisation": "avx2", "transpose": "avx512"}
+LEAST_LEVEL = {"depthwise convolution": "avx2", "batch normalisation": "avx2", "transpose": "avx2"}
 
 
 def pays_here(family: str) -> bool:

@@ -6,13 +6,15 @@ cache, a Transpose therefore takes 3 to 4 times as long as on cores with one.
 onnxruntime folds a Transpose of constants, fuses it into a product, or moves it to another one, where the two cancel.
 The kernel replaces only those that stay.
 
-The Transposes of a step take 0.62 to 0.97 of onnxruntime's time with AVX512, and 0.55 to 1.25 with AVX2 (CNN and LSTM
-more than 1.1, so it is not used there), if their inputs are not in the second-level cache. With one thread and inputs
-in this cache, single ones take up to 1.14 times as long with AVX512.
+The Transposes of a step that it computes take 0.62 to 0.97 of onnxruntime's time with AVX512, and 0.53 to 0.93 with
+AVX2, if their inputs are not in the second-level cache. With one thread and inputs in this cache, single ones take up
+to 1.14 times as long with AVX512.
 
 Measured on an AMD EPYC (Zen 4), two threads, native steps with the kernel over those without: EfficientNet-B0 0.90,
 ConvNeXt 0.96, MobileNetV3-small 0.98, ResNet-18 0.99; on cores without a common cache EfficientNet-B0 0.86,
-MobileNetV3-small 0.91, ResNet-18 0.93. Steps without such nodes (TCN, BERT-mini, LSTM) take 1.00.
+MobileNetV3-small 0.91, ResNet-18 0.93. Steps without such nodes (TCN, BERT-mini, LSTM) take 1.00. With AVX2: ConvNeXt
+0.97, CNN 0.98, ResNet-18 and MobileNetV2 0.99; on cores without a common cache EfficientNet-B0 0.92, MobileNetV3-small
+0.99, LSTM 1.00.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from gradgraph.backends.ort_native.native_table import pays_here
 from gradgraph.backends.ort_native.strided import Strided, permutation, sizes_of
 from gradgraph.backends.ort_operators import BLOCKED, CONTRIB
 from gradgraph.graph.nodes import inputs_of, is_standard, made_by
+from gradgraph.machine.hardware import levels_in_use
 from gradgraph.rules.registry import key_of
 
 LEAST = 1 << 12  # elements; with fewer, what a session spends on each node decides
+LEAST_LARGE = 3 << 18  # elements, 3 MB; with AVX2, larger ones take 0.9 to 1.5 of onnxruntime's time
+PAGE = 4096  # bytes; with AVX2, matrices whose rows are a multiple of it take 1.3 to 1.6
 SHORTEST = 16  # elements of the runs that are read and written: a side of a tile
 _PRODUCTS = (("", "MatMul"), ("", "Gemm"), (CONTRIB, "FusedMatMul"))
 _LAYERS = ("Conv", "ConvTranspose")
@@ -67,11 +72,18 @@ def write_kernel(model: ir.Model, node: ir.Node) -> None:
 def is_faster(view: Strided) -> bool:
     """Return whether the kernel computes a Transpose with this output, a view of its input, at least as fast.
 
-    Measured with two threads and AVX512 (``docs/how-it-works/native.json``).
+    Measured with two threads (``docs/how-it-works/native.json``).
     """
     if len(view.shape) > MOST_AXES or math.prod(view.shape) < LEAST:
         return False
-    return min(view.runs[-1][0], *(size for size, stride in view.runs if stride == 1)) >= SHORTEST
+    shortest = min(view.runs[-1][0], *(size for size, stride in view.runs if stride == 1))
+    return shortest >= SHORTEST and ("avx512" in levels_in_use() or not _is_slow_with_avx2(view))
+
+
+def _is_slow_with_avx2(view: Strided) -> bool:
+    """Return whether the output is large, or a matrix whose rows all begin at the same place of a memory page."""
+    is_aligned = len(view.runs) == 2 and 4 * view.runs[-1][0] % PAGE == 0
+    return is_aligned or math.prod(view.shape) >= LEAST_LARGE
 
 
 def _fits(node: ir.Node) -> bool:

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 import gradgraph as gg
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE, library, native_transposes
+from gradgraph.backends.ort_native.strided import Strided
 from tests.kit.native_node import run
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @pytest.fixture(autouse=True)
 def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AMX, and without AVX512, onnxruntime transposes."""
+    """With AMX, and without AVX2, onnxruntime transposes."""
     monkeypatch.setattr(library.Library, "has_tiles", False)
     monkeypatch.setattr(native_transposes, "pays_here", lambda family: True)
 
@@ -135,3 +136,14 @@ def test_a_step_with_it_computes_the_same() -> None:
     np.testing.assert_allclose(*losses, rtol=1e-5)
     for name, value in trainers[0].state_dict().items():
         np.testing.assert_allclose(value, trainers[1].state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(32, 36_864), (64, 128, 32, 256), (2048, 32)], ids=str)
+def test_large_and_aligned_matrices_stay_with_onnxruntime_without_avx512(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = Strided.whole(shape).transposed([1, 0, *range(2, len(shape))])
+    for levels, expected in ((("avx2",), False), (("avx2", "avx512"), True)):
+        monkeypatch.setattr(native_transposes, "levels_in_use", lambda found=levels: found)
+        assert native_transposes.is_faster(view) == expected
+        assert native_transposes.is_faster(Strided.whole((80, 240)).transposed([1, 0]))
