@@ -246,10 +246,10 @@ def _awaits_layout(node: ir.Node) -> bool:
 def _passes_saved(call: Call) -> float:
     """Return how many passes over the larger image a blocked convolution saves, compared with products per image.
 
-    For 8 and 32 images of 16 to 2048 channels and 7 to 112 px, it takes 0.7 to 0.95 of the time, with AVX2 and AVX512:
-    each channel of the smaller image saves 1/200 of a pass. A product also packs the image that it reads, in half a
-    pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2 and ResNet-50 0.96, V3-small
-    0.98, EfficientNet-B0 0.99.
+    For 8 and 32 images of 16 to 2048 channels and 7 to 112 px, it mostly takes 0.7 to 0.95 of the time (0.47 to 1.1),
+    with AVX2 and AVX512: each channel of the smaller image saves 1/200 of a pass. A product also packs the image that
+    it reads, in half a pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2 and
+    ResNet-50 0.96, MobileNetV3-small 0.98, EfficientNet-B0 0.99.
     """
     images = (call.node.inputs[0], call.node.outputs[0])
     read, written = (sizes_or((shape_of(v) or ())[1:2], 0)[0] for v in images if v is not None)
