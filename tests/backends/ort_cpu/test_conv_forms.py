@@ -124,6 +124,16 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
     ),
     ("1x1", {"images": 32, "m": 96, "c": 24, "size": 24, "k": 1}, ("per_image", "per_image_dx", "per_image_dw")),
     (
+        "1x1, deep",
+        {"images": 16, "m": 1024, "c": 256, "size": 14, "k": 1},
+        ("per_image", "per_image_dx", "per_image_dw"),
+    ),
+    (
+        "1x1, deep, 7 px",
+        {"images": 16, "m": 2048, "c": 512, "size": 7, "k": 1},
+        ("blocked", "blocked_dx", "images_innermost_dw"),
+    ),
+    (
         "depthwise",
         {"images": 4, "m": 96, "c": 96, "size": 24, "k": 3, "group": 96},
         ("blocked", "blocked_dx", "blocked_dw"),

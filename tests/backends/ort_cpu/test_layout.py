@@ -370,9 +370,30 @@ class Pooled(Module):
         return self.head(F.max_pool2d(F.relu(self.tail(x)), 2).flatten(1))
 
 
-def lowered_step(norm: bool, rows: int | str) -> tuple[gg.Step, onnx.ModelProto]:
+class Inverted(Module):
+    """A residual block that expands channels by 1x1 kernels, convolves each, and projects them back."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        sizes = ((C, 2 * C, 1, 1), (2 * C, 2 * C, 3, 2 * C), (2 * C, C, 1, 1))
+        layers = [
+            [nn.Conv2d(c, m, k, padding=k // 2, groups=group), *([nn.BatchNorm2d(m)] if norm else []), nn.ReLU()]
+            for c, m, k, group in sizes
+        ]
+        self.stem = nn.Conv2d(3, C, 3, padding=1)
+        self.body = nn.Sequential(*[layer for each in layers for layer in each][:-1])
+        self.head = nn.Linear(C, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        return self.head(F.relu(x + self.body(x)).mean((2, 3)))
+
+
+def lowered_step(
+    norm: bool, rows: int | str, kind: type[Pooled | Inverted] = Pooled
+) -> tuple[gg.Step, onnx.ModelProto]:
     gg.frontend.manual_seed(1)  # with 0 a value falls beside the kink of a Relu, and rounds to its other side
-    exported = gg.frontend.export(Pooled(norm), {"x": (rows, 3, 32, 32)})
+    exported = gg.frontend.export(kind(norm), {"x": (rows, 3, 32, 32)})
     step = gg.build(exported, "cross_entropy", gg.optim.sgd(0.05, momentum=0.9))
     return step, for_machine(step.train, ORT_CPU, {"n": 8})
 
@@ -399,11 +420,28 @@ def test_nothing_is_reordered_between_convolutions(norm: bool) -> None:
     assert (count["ReorderInput"], count["ReorderOutput"]) == (1, 8)
 
 
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+def test_nothing_is_reordered_around_kernels_of_one_pixel(norm: bool) -> None:
+    _, lowered = lowered_step(norm, 8, Inverted)
+    pointwise = [
+        n for n in lowered.graph.node if n.domain.endswith("nchwc") and n.op_type == "Conv" and is_pointwise(n)
+    ]
+    assert reordered_between(lowered) == []
+    assert len(pointwise) >= 4  # two layers, forward and backward
+    assert [n.op_type for n in lowered.graph.node].count("ReorderInput") == 1  # the cotangent of the head
+
+
+def is_pointwise(conv: onnx.NodeProto) -> bool:
+    found = {a.name: onnx.helper.get_attribute_value(a) for a in conv.attribute}
+    return list(found["kernel_shape"]) == [1, 1] and found["group"] == 1
+
+
 @pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("rows", [8, "n"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-def test_steps_in_blocks_train_alike(norm: bool, rows: int | str) -> None:
-    step, lowered = lowered_step(norm, rows)
+@pytest.mark.parametrize("kind", [Pooled, Inverted])
+def test_steps_in_blocks_train_alike(norm: bool, rows: int | str, kind: type[Pooled | Inverted]) -> None:
+    step, lowered = lowered_step(norm, rows, kind)
     rng = np.random.default_rng(0)
     given = {
         "x": rng.normal(2, 1, (8, 3, 32, 32)).astype(np.float32),
