@@ -248,8 +248,8 @@ def _passes_saved(call: Call) -> float:
 
     For 8 and 32 images of 16 to 2048 channels and 7 to 112 px, it mostly takes 0.7 to 0.95 of the time (0.47 to 1.1),
     with AVX2 and AVX512: each channel of the smaller image saves 1/200 of a pass. A product also packs the image that
-    it reads, in half a pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2 and
-    ResNet-50 0.96, MobileNetV3-small 0.98, EfficientNet-B0 0.99.
+    it reads, in half a pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2
+    0.96, ResNet-50 0.97, MobileNetV3-small 0.98, EfficientNet-B0 0.99.
     """
     images = (call.node.inputs[0], call.node.outputs[0])
     read, written = (sizes_or((shape_of(v) or ())[1:2], 0)[0] for v in images if v is not None)
