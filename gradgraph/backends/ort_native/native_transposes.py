@@ -35,8 +35,8 @@ from gradgraph.machine.hardware import levels_in_use
 from gradgraph.rules.registry import key_of
 
 LEAST = 1 << 12  # elements; with fewer, what a session spends on each node decides
-LEAST_LARGE = 3 << 18  # elements, 3 MB; with AVX2, larger ones take 0.9 to 1.5 of onnxruntime's time
-PAGE = 4096  # bytes; with AVX2, matrices whose rows are a multiple of it take 1.3 to 1.6
+LARGE = 3 << 18  # elements, 3 MB; with AVX2, larger ones take 0.9 to 1.5 of onnxruntime's time
+PAGE = 4096  # bytes; with AVX2, matrices whose rows are a multiple of it take 1.4 to 1.6
 SHORTEST = 16  # elements of the runs that are read and written: a side of a tile
 _PRODUCTS = (("", "MatMul"), ("", "Gemm"), (CONTRIB, "FusedMatMul"))
 _LAYERS = ("Conv", "ConvTranspose")
@@ -83,7 +83,7 @@ def is_faster(view: Strided) -> bool:
 def _is_slow_with_avx2(view: Strided) -> bool:
     """Return whether the output is large, or a matrix whose rows all begin at the same place of a memory page."""
     is_aligned = len(view.runs) == 2 and 4 * view.runs[-1][0] % PAGE == 0
-    return is_aligned or math.prod(view.shape) >= LEAST_LARGE
+    return is_aligned or math.prod(view.shape) >= LARGE
 
 
 def _fits(node: ir.Node) -> bool:

@@ -230,7 +230,7 @@ def _dims(x: Var) -> list[int]:
 def _pointwise(call: Call) -> Layer | None:
     """Return the layer of a Conv with 1x1 kernels, or of its input gradient, if both images fit NCHWc; else None."""
     conv, (image, *_), (result,) = layer_of(call), call.node.inputs, call.node.outputs
-    if conv is None or conv.seen.rank != 2 or not conv.images or not conv_pointwise.serves(conv):
+    if conv is None or not conv.images or not conv_pointwise.serves(conv):
         return None
     return conv if image is not None and fits(image) and fits(result) else None
 
@@ -248,8 +248,8 @@ def _passes_saved(call: Call) -> float:
 
     For 8 and 32 images of 16 to 2048 channels and 7 to 112 px, it mostly takes 0.7 to 0.95 of the time (0.47 to 1.1),
     with AVX2 and AVX512: each channel of the smaller image saves 1/200 of a pass. A product also packs the image that
-    it reads, in half a pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2
-    0.96, ResNet-50 0.97, MobileNetV3-small 0.98, EfficientNet-B0 0.99.
+    it reads, in half a pass if this is the larger one. Steps with AVX2: MobileNetV3-Large 0.92, MobileNetV2 0.96,
+    ResNet-50 0.97, MobileNetV3-small 0.98, EfficientNet-B0 0.99.
     """
     images = (call.node.inputs[0], call.node.outputs[0])
     read, written = (sizes_or((shape_of(v) or ())[1:2], 0)[0] for v in images if v is not None)

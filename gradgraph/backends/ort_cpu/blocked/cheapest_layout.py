@@ -11,7 +11,7 @@ A blocked tensor is declared with its plain shape [N, C, H, W]; C is a multiple 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -59,17 +59,20 @@ def _values(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *node.outputs) if v is not None]
 
 
-def _cheapest(forms: Mapping[ir.Node, float]) -> set[Hashable]:
-    """Return the nodes that should compute in NCHWc, by a minimum cut; ``forms`` maps them to the passes it saves."""
+def _cheapest(saved: Mapping[ir.Node, float]) -> set[Hashable]:
+    """Return the nodes that should compute in NCHWc, by a minimum cut.
+
+    ``saved`` maps each node with an NCHWc form to the number of passes over its largest tensor that this form saves.
+    """
     network = Network()
-    for node, passes in forms.items():
+    for node, passes in saved.items():
         network.add(_BLOCKS, node, int(passes * max(_elements(v) for v in _values(node) if fits(v))))
-    for value in dict.fromkeys(v for node in forms for v in _values(node) if fits(v)):
-        _add_reorders(network, value, forms)
+    for value in dict.fromkeys(v for node in saved for v in _values(node) if fits(v)):
+        _add_reorders(network, value, saved)
     return network.source_side(_BLOCKS, _PLAIN)
 
 
-def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, float]) -> None:
+def _add_reorders(network: Network, value: ir.Value, forms: Container[ir.Node]) -> None:
     """Add the cost of reordering ``value`` to ``network``, incurred if any node reads it in the other layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
@@ -81,7 +84,7 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, flo
         network.add(reader, ("into blocks", value), NEVER)
 
 
-def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, float]) -> ir.Node | str:
+def _side_of(node: ir.Node | None, forms: Container[ir.Node]) -> ir.Node | str:
     """Return the layout in which ``node`` computes, or ``node`` itself if it has an NCHWc form and may use either."""
     if node is not None and node in forms:
         return node

@@ -15,7 +15,7 @@ from gradgraph.rules.registry import case, real
 
 LEAST_WINDOWS_ALONE = 128  # minimum windows per image for which a product per image pays
 # minimum elements of x and dy per weight and image for which their product is computed image by image
-LEAST_WINDOWS_PER_WEIGHT = 0.9
+LEAST_ELEMENTS_PER_WEIGHT = 0.9
 LEAST_WINDOWS_READ, LEAST_IMAGES_READ = 64, 8  # minimum windows and images for which copying the pixels read pays
 
 STRIDED = (
@@ -63,7 +63,7 @@ def _sums_are_small(conv: Layer) -> bool:
     For 16 images of 12 and 14 px, products per image take 0.45 to 0.9 of the time here, and for 32 images up to 1.0;
     below the limit up to 1.05 (512 to 1024 channels), and 1.6 for 7 px.
     """
-    return conv.windows * (conv.c + conv.m) >= LEAST_WINDOWS_PER_WEIGHT * conv.c * conv.m
+    return conv.windows * (conv.c + conv.m) >= LEAST_ELEMENTS_PER_WEIGHT * conv.c * conv.m
 
 
 @conv_form("ConvGradWeight", serves=serves, when=_sums_are_small)
